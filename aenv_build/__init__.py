@@ -1,0 +1,1 @@
+"""aenv at build time: a recipe becomes committed snapshots."""
