@@ -65,7 +65,7 @@ class MissingDependency(AenvError):
 
 
 class RestoreIncompatible(AenvError):
-    """A memory snapshot cannot be right on this driver, VMM, CPU or kernel; refused before any machine ran."""
+    """A memory snapshot cannot be right on this driver, VMM, CPU or kernel; no machine was touched."""
 
     code, exit_code, http_status = "restore_incompatible", 65, 409
 

@@ -12,7 +12,7 @@ from pydantic_core import core_schema
 from aenv_run.errors import InvalidInput
 
 
-class _Id(str):
+class Id(str):
     """A ``str`` that matches ``pattern``; anything else raises ``InvalidInput``."""
 
     pattern: ClassVar[str]
@@ -36,7 +36,7 @@ class _Id(str):
         return cls(text)
 
 
-class Digest(_Id):
+class Digest(Id):
     """``sha256:`` and 64 lower-case hex digits: the name of a blob."""
 
     pattern, what = r"sha256:[0-9a-f]{64}", "digest"
@@ -47,7 +47,7 @@ class Digest(_Id):
         return self.removeprefix("sha256:")
 
 
-class SnapshotId(_Id):
+class SnapshotId(Id):
     """64 lower-case hex digits: the sha256 of the snapshot's canonical manifest."""
 
     pattern, what = r"[0-9a-f]{64}", "snapshot id"
@@ -58,13 +58,13 @@ class SnapshotId(_Id):
         return self[:12]
 
 
-class StageKey(_Id):
+class StageKey(Id):
     """64 lower-case hex digits: what a build stage's result depends on, hashed."""
 
     pattern, what = r"[0-9a-f]{64}", "stage key"
 
 
-class SandboxId(_Id):
+class SandboxId(Id):
     """20 lower-case letters and digits, the first a letter: fits one DNS label."""
 
     pattern, what = r"[a-z][a-z0-9]{19}", "sandbox id"
@@ -76,19 +76,19 @@ class SandboxId(_Id):
         return cls("s" + "".join(secrets.choice(alphabet) for _ in range(19)))
 
 
-class Name(_Id):
+class Name(Id):
     """A catalog name such as ``swe-task``."""
 
     pattern, what = r"[a-z0-9](?:[a-z0-9._-]{0,62}[a-z0-9])?", "snapshot name"
 
 
-class Tag(_Id):
+class Tag(Id):
     """A moving label of a name such as ``latest``; never starts with a digit, so it is never a version."""
 
     pattern, what = r"[A-Za-z_][A-Za-z0-9._-]{0,62}", "tag"
 
 
-class Architecture(_Id):
+class Architecture(Id):
     """Debian's word for the instruction set."""
 
     pattern, what = r"amd64|arm64", "architecture"

@@ -1,0 +1,75 @@
+"""What every byte store promises. One contract suite (tests/contracts/test_store_contract.py) checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from aenv_run.types import Id
+
+
+class StoreKey(Id):
+    """Slash-separated, such as ``blobs/sha256/ab12…``; no empty, ``.`` or ``..`` part, no leading dot."""
+
+    pattern, what = (
+        r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}(?:/[A-Za-z0-9_][A-Za-z0-9._-]{0,127}){0,7}",
+        "store key",
+    )
+
+
+@dataclass(frozen=True)
+class KeyInfo:
+    """One stored object: its key, size and the store's own time of its last write (seconds since 1970)."""
+
+    key: StoreKey
+    size_bytes: int
+    modified_s: float
+
+
+class Store(Protocol):
+    """Named bytes. Blocking and thread-safe: call it from a thread in async code.
+
+    Atomic: a reader sees the old bytes or the new, never a part. Durable: when a write returns, it survives a
+    crash of the machine. Errors: ``NotFound`` for a missing key, ``NoSpace``, ``StoreUnavailable``
+    (retryable), ``CorruptData`` when what came back is shorter than the store itself said.
+    """
+
+    def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
+        """Store the file's content if ``key`` is absent; returns whether it was. Sparse files stay sparse.
+
+        ``consume`` lets the store move the file instead of copying it; on return the source may be gone.
+        The stored object is never changed through the source afterwards.
+        """
+
+    def put_new(self, key: StoreKey, data: bytes) -> bool:
+        """Create ``key``; False, and nothing written, if it exists. Exactly one of many callers gets True."""
+
+    def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
+        """Compare and set: write ``data`` if the present content is ``expected`` (None: absent).
+
+        False, and nothing written, otherwise. Of concurrent callers with one ``expected`` exactly one wins.
+        """
+
+    def read(self, key: StoreKey, *, limit_bytes: int) -> bytes:
+        """The whole content; ``CorruptData`` if it is longer than ``limit_bytes``."""
+
+    def read_range(self, key: StoreKey, offset: int, length: int) -> bytes:
+        """Exactly ``length`` bytes from ``offset``; ``CorruptData`` if the object ends before."""
+
+    def open(self, key: StoreKey) -> AbstractContextManager[BinaryIO]:
+        """A reader from the start, closed by the context manager."""
+
+    def stat(self, key: StoreKey) -> KeyInfo | None:
+        """Size and time, or None when absent."""
+
+    def list(self, prefix: str) -> Iterator[KeyInfo]:
+        """Every complete object whose key starts with ``prefix``, in order of key. Never half-written ones."""
+
+    def delete(self, key: StoreKey) -> None:
+        """Remove it; no error when absent."""
+
+    def local_path(self, key: StoreKey) -> Path | None:
+        """A file of this machine with exactly the object's bytes, if the store has one; never write it."""
