@@ -118,6 +118,12 @@ class NoSpace(AenvError):
     code, exit_code, http_status = "no_space", 73, 507
 
 
+class LimitReached(AenvError):
+    """A limit of the sandbox or the node (processes, memory, sandboxes) is used up."""
+
+    code, exit_code, http_status, retryable = "limit_reached", 75, 429, True
+
+
 class NodeUnavailable(AenvError):
     """The node process could not be started or reached."""
 
