@@ -1,0 +1,35 @@
+# Targets for people and CI. `make help` lists them; scripts/setup does the setting up.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+python := .venv/bin/python
+export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
+
+.PHONY: help setup demo test lint soak bench clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+
+setup: ## install what is missing: system packages, .venv, the guest daemon, the guest kernel
+	@scripts/setup
+
+demo: setup ## set up, then the main job: build a snapshot, launch it, fork it into 4 candidate patches
+	@$(python) examples/demo.py
+
+test: lint ## set up, lint, then all tests
+	@$(python) -m pytest
+
+lint: setup ## set up, then formatters, linters and type checks
+	@$(python) -m ruff format --check .
+	@$(python) -m ruff check .
+	@$(python) -m mypy -p aenv_run -p aenv_build
+	@scripts/lint-go
+
+soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times in random order
+	@for round in $$(seq 20); do $(python) -m pytest tests/crash tests/e2e || exit; done
+
+bench: setup ## set up, then measure launch, pause, resume and fork beside the bare engine
+	@$(python) -m tests.perf.bench
+
+clean: ## remove all that was built in this checkout (system packages and AENV_HOME stay)
+	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
