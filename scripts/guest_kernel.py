@@ -88,14 +88,12 @@ def kernel_packages() -> list[Package]:
     if meta is None:
         raise SetupError(f"apt knows none of {', '.join(candidates)}: run apt-get update and try again")
     image = re.search(r"linux-image-(?:unsigned-)?\d[\w.+-]*", meta.depends)
-    packages = [show(image.group())] if image else []
-    if packages and packages[0]:
-        modules = re.search(r"linux-modules-\d[\w.+-]*", packages[0].depends)
-        packages += [show(modules.group())] if modules else []
-    found = [package for package in packages if package]
-    if not found:
+    found = show(image.group()) if image else None
+    if found is None:
         raise SetupError(f"{meta.name} {meta.version} names no kernel image known to apt: {meta.depends}")
-    return found
+    modules = re.search(r"linux-modules-\d[\w.+-]*", found.depends)
+    extra = show(modules.group()) if modules else None
+    return [found, extra] if extra else [found]
 
 
 def unpack(packages: list[Package], into: Path) -> None:
