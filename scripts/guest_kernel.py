@@ -52,9 +52,7 @@ def run(*command: str, cwd: Path | None = None) -> str:
 
 def meta_packages() -> tuple[str, ...]:
     """The candidates for this distribution."""
-    release = dict(
-        line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line
-    )
+    release = dict(line.split("=", 1) for line in Path("/etc/os-release").read_text().splitlines() if "=" in line)
     names = [release.get(key, "").strip('"') for key in ("VERSION_CODENAME", "ID")]
     for name in names:
         if name in META_PACKAGES:
