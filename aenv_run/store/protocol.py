@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO, Literal, Protocol
 
 from aenv_run.types import Id
 
@@ -29,19 +29,30 @@ class KeyInfo:
     modified_s: float
 
 
+@dataclass(frozen=True)
+class Stray:
+    """Something in the store's place that is no object: an unfinished write, or what others put there."""
+
+    kind: Literal["temporary", "foreign"]
+    path: str
+    detail: str
+
+
 class Store(Protocol):
     """Named bytes. Blocking and thread-safe: call it from a thread in async code.
 
     Atomic: a reader sees the old bytes or the new, never a part. Durable: when a write returns, it survives a
     crash of the machine. Errors: ``NotFound`` for a missing key, ``NoSpace``, ``StoreUnavailable``
-    (retryable), ``CorruptData`` when what came back is shorter than the store itself said.
+    (retryable), ``CorruptData`` when what came back is shorter than the store itself said, ``Conflict`` for a
+    key that is the directory of another key or below another key.
     """
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """Store the file's content if ``key`` is absent; returns whether it was. Sparse files stay sparse.
 
-        ``consume`` lets the store move the file instead of copying it; on return the source may be gone.
-        The stored object is never changed through the source afterwards.
+        ``consume`` gives the file away: the store may take the file itself instead of copying it, so the
+        caller never writes it again, and removes its own name of it when it likes (a failed call can be
+        repeated). Without ``consume`` the stored object is never changed through the source afterwards.
         """
 
     def put_new(self, key: StoreKey, data: bytes) -> bool:
@@ -73,3 +84,6 @@ class Store(Protocol):
 
     def local_path(self, key: StoreKey) -> Path | None:
         """A file of this machine with exactly the object's bytes, if the store has one; never write it."""
+
+    def strays(self) -> Iterator[Stray]:
+        """What lies in the store and is no object; ``list`` never shows it."""

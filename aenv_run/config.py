@@ -1,0 +1,33 @@
+"""Settings of a node that come from the command line or the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from aenv_run.errors import InvalidInput, Unsupported
+from aenv_run.paths import Home
+from aenv_run.repository import Repository
+from aenv_run.store.posix import PosixStore
+
+REPOSITORY_VARIABLE = "AENV_REPOSITORY"
+
+
+def open_repository(url: str | None, home: Home) -> Repository:
+    """The committed repository: ``url`` (a path or ``posix:///path``), $AENV_REPOSITORY, or the home's own."""
+    chosen = url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository)
+    return Repository(PosixStore(_directory(chosen)))
+
+
+def _directory(url: str) -> Path:
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        if re.fullmatch(r"[a-z][a-z0-9+]*:.*", url):
+            raise InvalidInput(f"{url!r} is no repository", fix="write a path or posix:///an/absolute/path")
+        return Path(url).expanduser().absolute()
+    if scheme != "posix":
+        raise Unsupported(f"repositories at {scheme}:// are not supported", fix="use a path or posix:///path")
+    if not rest.startswith("/"):
+        raise InvalidInput(f"{url!r} has no absolute path", fix="write posix:///an/absolute/path")
+    return Path(rest)

@@ -1,0 +1,308 @@
+"""Snapshots over a store: the only door from a Capture to a Snapshot.
+
+Keys and bytes are described in docs/snapshot-format.md. Nothing that a store returns is believed before it
+was checked: manifests against their id, blobs against their digest, records against their form and size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from pydantic import Field, ValidationError
+
+from aenv_run.capture import Capture
+from aenv_run.digest import CHUNK_BYTES, canonical_json
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
+from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
+from aenv_run.store import Store, StoreKey
+from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
+
+#: Refs and records are small; a store that offers more is lying.
+MAX_RECORD_BYTES = 64 << 10
+#: The kinds of records by stage key.
+RECORD_KINDS = ("stages", "outputs")
+RESTORE_FIX = "restore the file from a copy, or move it away and build the snapshot again, which stores it anew"
+
+M = TypeVar("M", bound=Model)
+
+
+class Draft(Model):
+    """All of a snapshot but what the capture brings. ``disk_below``: the chain that the machine ran on."""
+
+    parent: SnapshotId | None = None
+    architecture: Architecture
+    machine: MachineSpec
+    context: Context = Field(default_factory=Context)
+    labels: dict[str, str] = Field(default_factory=dict)
+    provenance: Provenance = Field(default_factory=Provenance)
+    disk_below: tuple[Blob, ...] = ()
+
+
+class Repository:
+    """Blocking and thread-safe, as its store is."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+
+    # Snapshots
+
+    def commit(self, capture: Capture, draft: Draft) -> Snapshot:
+        """Make the captured state durable; nothing refers to it yet, so the caller writes a ref next.
+
+        Blobs first, each checked, then the manifest. If it fails, nothing is visible, the capture is whole,
+        and the same call may be repeated. On success the captured files belong to the repository and their
+        names in the capture's directory are gone.
+        """
+        if bool(capture.memory) != (capture.facts is not None):
+            raise InvalidInput("a capture with memory needs the facts it is bound to, and one without has none")
+        if draft.parent is not None:
+            self.snapshot(draft.parent)
+        for blob in draft.disk_below:
+            self.require_blob(blob)
+        roles = sorted(capture.memory)
+        files = [*capture.disk, *(capture.memory[role] for role in roles)]
+        blobs = _describe(files)
+        memory = None
+        if capture.facts is not None:
+            memory = MemoryPart(
+                files=dict(zip(roles, blobs[len(capture.disk) :], strict=True)), facts=capture.facts
+            )
+        snapshot = _compose(draft, draft.disk_below + blobs[: len(capture.disk)], memory)
+        for path, blob in zip(files, blobs, strict=True):
+            self._put_blob(path, blob)
+        self._put_manifest(snapshot)
+        for path in files:
+            path.unlink(missing_ok=True)
+        with suppress(OSError):  # whatever else the owner keeps there stays
+            capture.directory.rmdir()
+        return snapshot
+
+    def snapshot(self, id: SnapshotId) -> Snapshot:
+        """The manifest, verified against its id."""
+        key = manifest_key(id)
+        try:
+            data = self.store.read(key, limit_bytes=MAX_MANIFEST_BYTES)
+        except NotFound:
+            raise NotFound(f"snapshot {id} is not in this repository", fix="list them: aenv catalog ls") from None
+        found = hashlib.sha256(data).hexdigest()
+        if found != id:
+            raise CorruptData(
+                f"the manifest of snapshot {id} ({key}) is damaged: its sha256 is {found} ({len(data)} bytes)",
+                fix="restore the file from a copy or build the snapshot again",
+            )
+        snapshot = _parse(Snapshot, data, f"the manifest of snapshot {id} ({key})")
+        if snapshot.id != id:
+            raise CorruptData(f"the manifest of snapshot {id} ({key}) is not in canonical form")
+        return snapshot
+
+    def find(self, prefix: str) -> SnapshotId:
+        """The one snapshot whose id starts with ``prefix`` (4 hex digits or more)."""
+        if not re.fullmatch(r"[0-9a-f]{4,64}", prefix):
+            raise InvalidInput(f"{prefix[:80]!r} is not the start of a snapshot id: 4 to 64 digits 0-9, a-f")
+        found: list[SnapshotId] = []
+        for info in self.store.list(f"snapshots/{prefix[:2]}/{prefix}"):
+            if (id := _manifest_id(info.key)) is not None:
+                found.append(id)
+            if len(found) > 10:
+                break
+        if not found:
+            raise NotFound(f"no snapshot id starts with {prefix}", fix="list them: aenv catalog ls")
+        if len(found) > 1:
+            raise Conflict(f"{prefix} is the start of several ids: {', '.join(found)}", fix="give more digits")
+        return found[0]
+
+    def ids(self) -> Iterator[SnapshotId]:
+        """Every committed snapshot, in order of id."""
+        for info in self.store.list("snapshots/"):
+            if (id := _manifest_id(info.key)) is not None:
+                yield id
+
+    # Records
+
+    def record(self, kind: str, key: StageKey, value: M) -> M:
+        """Keep ``value`` under ``key`` unless there is one already; returns the one that is kept."""
+        data = canonical_json(value)
+        if len(data) > MAX_RECORD_BYTES:
+            raise InvalidInput(f"the {kind} record of {key} has {len(data)} bytes, more than {MAX_RECORD_BYTES}")
+        if self.store.put_new(record_key(kind, key), data):
+            return value
+        kept = self.recall(kind, key, type(value))
+        return value if kept is None else kept
+
+    def recall(self, kind: str, key: StageKey, model: type[M]) -> M | None:
+        """The value kept under ``key``, or None."""
+        return self.read_ref(record_key(kind, key), model)
+
+    def forget(self, kind: str, key: StageKey) -> None:
+        """Drop the record, so that it can be kept anew. No error when absent."""
+        self.store.delete(record_key(kind, key))
+
+    def read_ref(self, key: StoreKey, model: type[M]) -> M | None:
+        """A small JSON object of the store, bounded and validated; None when absent."""
+        try:
+            data = self.store.read(key, limit_bytes=MAX_RECORD_BYTES)
+        except NotFound:
+            return None
+        return _parse(model, data, str(key))
+
+    # Blobs
+
+    def blob_key(self, digest: Digest) -> StoreKey:
+        """Where the blob is."""
+        return StoreKey(f"blobs/sha256/{digest.hex[:2]}/{digest.hex}")
+
+    @contextmanager
+    def open_blob(self, digest: Digest) -> Iterator[VerifiedReader]:
+        """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs."""
+        key = self.blob_key(digest)
+        with self.store.open(key) as file:
+            yield VerifiedReader(file, digest, key)
+
+    def require_blob(self, blob: Blob) -> None:
+        """``CorruptData`` unless the blob is there with the right size. Reads nothing of it."""
+        key = self.blob_key(blob.digest)
+        found = self.store.stat(key)
+        if found is None:
+            raise CorruptData(f"blob {blob.digest} ({key}) is missing from the repository", fix=RESTORE_FIX)
+        if found.size_bytes != blob.size_bytes:
+            raise CorruptData(
+                f"blob {blob.digest} ({key}) has {found.size_bytes} bytes instead of {blob.size_bytes}",
+                fix=RESTORE_FIX,
+            )
+
+    def verify_blob(self, blob: Blob) -> None:
+        """``CorruptData`` unless the stored bytes have the blob's size and digest. Reads all of it."""
+        self.require_blob(blob)
+        with self.open_blob(blob.digest) as reader:
+            while reader.read(CHUNK_BYTES):
+                pass
+
+    def _put_blob(self, path: Path, blob: Blob) -> None:
+        key = self.blob_key(blob.digest)
+        self.store.put_file(key, path, consume=True)
+        if self.store.local_path(key) is None:
+            self.verify_blob(blob)  # it went over a wire
+        else:
+            self.require_blob(blob)  # the very file, or one that was there before: it may have been cut since
+
+    def _put_manifest(self, snapshot: Snapshot) -> None:
+        data = canonical_json(snapshot)
+        if not self.store.put_new(manifest_key(snapshot.id), data):
+            self.snapshot(snapshot.id)  # raises unless it is the same bytes
+
+
+class VerifiedReader:
+    """Reads a blob and digests it on the way; at the end raises ``CorruptData`` if it was not the blob."""
+
+    def __init__(self, file: BinaryIO, digest: Digest, key: StoreKey) -> None:
+        self._file, self._digest, self._key = file, digest, key
+        self._hash = hashlib.sha256()
+        self._size = 0
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to ``size`` bytes; empty at the end, which is reached only by a blob that is right."""
+        if size == 0:
+            return b""
+        try:
+            data = self._file.read(size)
+        except OSError as error:
+            raise StoreUnavailable(f"reading {self._key}: {error.strerror or error}") from error
+        self._hash.update(data)
+        self._size += len(data)
+        if (not data or size < 0) and self._hash.hexdigest() != self._digest.hex:
+            raise CorruptData(
+                f"blob {self._digest} ({self._key}) is damaged: "
+                f"its {self._size} bytes have sha256 {self._hash.hexdigest()}",
+                fix=RESTORE_FIX,
+            )
+        return data
+
+
+def manifest_key(id: SnapshotId) -> StoreKey:
+    """Where the manifest is."""
+    return StoreKey(f"snapshots/{id[:2]}/{id}")
+
+
+def record_key(kind: str, key: StageKey) -> StoreKey:
+    """Where a record is."""
+    if kind not in RECORD_KINDS:
+        raise InvalidInput(f"{kind!r} is not a kind of record: {', '.join(RECORD_KINDS)}")
+    return StoreKey(f"refs/{kind}/{key}")
+
+
+def _manifest_id(key: StoreKey) -> SnapshotId | None:
+    match = re.fullmatch(r"snapshots/([0-9a-f]{2})/(\1[0-9a-f]{62})", key)
+    return SnapshotId(match[2]) if match else None
+
+
+def _describe(files: Sequence[Path]) -> tuple[Blob, ...]:
+    """Digest and size of each file; in threads, because hashing releases the interpreter lock."""
+    if not files:
+        return ()
+    with ThreadPoolExecutor(max_workers=min(len(files), os.cpu_count() or 1, 8)) as pool:
+        return tuple(pool.map(_describe_one, files))
+
+
+def _describe_one(path: Path) -> Blob:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise InvalidInput(f"captured file {path} cannot be read: {error.strerror}") from error
+    with os.fdopen(fd, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return Blob(digest=Digest(f"sha256:{digest}"), size_bytes=os.fstat(fd).st_size)
+
+
+def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) -> Snapshot:
+    fields = {name: getattr(draft, name) for name in Draft.model_fields if name != "disk_below"}
+    try:
+        snapshot = Snapshot(disk=disk, memory=memory, **fields)
+    except ValidationError as error:
+        raise InvalidInput(f"these parts make no snapshot: {_first(error)}") from None
+    if len(canonical_json(snapshot)) > MAX_MANIFEST_BYTES:
+        raise InvalidInput(
+            f"the manifest would be larger than {MAX_MANIFEST_BYTES} bytes",
+            fix="shorten its labels and its environment",
+        )
+    return snapshot
+
+
+def _parse(model: type[M], data: bytes, what: str) -> M:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        _refuse_newer(model, data, what)
+        raise CorruptData(
+            f"{what} is damaged: {_first(error)}", fix="restore the file from a copy, or remove it"
+        ) from None
+    except InvalidInput as error:
+        raise CorruptData(f"{what} is damaged: {error.message}", fix="restore the file from a copy") from None
+
+
+def _refuse_newer(model: type[Model], data: bytes, what: str) -> None:
+    """``Unsupported`` when the object only is of another format than this aenv knows."""
+    known = model.model_fields.get("format")
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        return
+    format = value.get("format") if isinstance(value, dict) else None
+    if known is not None and isinstance(format, str) and format.startswith("aenv.") and format != known.default:
+        raise Unsupported(
+            f"{what} has the format {format[:80]!r}; this aenv knows {known.default!r}",
+            fix="use the version of aenv that wrote it, or a newer one",
+        )
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else str(first["msg"])

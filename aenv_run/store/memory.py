@@ -1,0 +1,194 @@
+"""A store in memory that behaves as the real ones do, and can fail or stop at any operation."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound
+from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
+
+
+class Crash(BaseException):
+    """The process was killed here. A ``BaseException``, so that no handler of errors goes on as if not."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What happens at the ``at``-th operation (from 1) after it was armed.
+
+    ``before`` it did anything, ``half`` way (bytes in a temporary, no object; the same as ``before`` for an
+    operation that writes nothing) or ``after`` it was done but before the caller heard of it. ``error`` None
+    is a crash: every later operation is a crash too, until ``restart``. An error is raised once.
+    """
+
+    at: int
+    when: Literal["before", "half", "after"] = "before"
+    error: AenvError | None = None
+
+
+@dataclass
+class _Object:
+    data: bytes
+    modified_s: float = field(default_factory=time.time)
+
+
+class MemoryStore:
+    """See ``Store``. Nothing is local: ``local_path`` is always None."""
+
+    def __init__(self) -> None:
+        self.operations = 0
+        self._objects: dict[StoreKey, _Object] = {}
+        self._temporaries: builtins.list[str] = []
+        self._lock = threading.RLock()
+        self._fault: Fault | None = None
+        self._armed_at = 0
+        self._dead = False
+
+    def arm(self, fault: Fault) -> None:
+        """Let ``fault`` happen."""
+        with self._lock:
+            self._fault, self._armed_at = fault, self.operations
+
+    def restart(self) -> None:
+        """The process comes back after a crash: what was stored is there, faults are gone."""
+        with self._lock:
+            self._fault, self._dead = None, False
+
+    def damage(self, key: StoreKey, data: bytes) -> None:
+        """Replace an object's bytes as a broken or hostile store would."""
+        with self._lock:
+            self._objects[key] = _Object(data)
+
+    # Writing
+
+    def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
+        """See ``Store``. Always a copy."""
+        if source.is_symlink() or (source.exists() and not source.is_file()):
+            raise InvalidInput(f"{source}, which is to be stored, is not a regular file")
+        if not source.exists():
+            raise NotFound(f"{source}, which is to be stored, does not exist")
+        return self.put_new(key, source.read_bytes())
+
+    def put_new(self, key: StoreKey, data: bytes) -> bool:
+        """See ``Store``."""
+        with self._operation(writes=key):
+            if key in self._objects:
+                return False
+            self._require_place(key)
+            self._objects[key] = _Object(bytes(data))
+            return True
+
+    def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
+        """See ``Store``."""
+        with self._operation(writes=key):
+            present = self._objects.get(key)
+            if (present.data if present else None) != expected:
+                return False
+            self._require_place(key)
+            self._objects[key] = _Object(bytes(data))
+            return True
+
+    def delete(self, key: StoreKey) -> None:
+        """See ``Store``."""
+        with self._operation():
+            self._objects.pop(key, None)
+
+    # Reading
+
+    def read(self, key: StoreKey, *, limit_bytes: int) -> bytes:
+        """See ``Store``."""
+        with self._operation():
+            data = self._get(key).data
+        if len(data) > limit_bytes:
+            raise CorruptData(f"{key} has {len(data)} bytes, more than {limit_bytes}")
+        return data
+
+    def read_range(self, key: StoreKey, offset: int, length: int) -> bytes:
+        """See ``Store``."""
+        if offset < 0 or length < 0:
+            raise InvalidInput(f"range {offset}+{length} of {key} is negative")
+        with self._operation():
+            data = self._get(key).data[offset : offset + length]
+        if len(data) != length:
+            raise CorruptData(f"{key} ends before the end of the range {offset}+{length}")
+        return data
+
+    @contextmanager
+    def open(self, key: StoreKey) -> Iterator[BinaryIO]:
+        """See ``Store``."""
+        with self._operation():
+            data = self._get(key).data
+        with io.BytesIO(data) as file:
+            yield file
+
+    def stat(self, key: StoreKey) -> KeyInfo | None:
+        """See ``Store``."""
+        with self._operation():
+            found = self._objects.get(key)
+            return KeyInfo(key, len(found.data), found.modified_s) if found else None
+
+    def list(self, prefix: str) -> Iterator[KeyInfo]:
+        """See ``Store``."""
+        with self._operation():
+            rows = [
+                KeyInfo(k, len(o.data), o.modified_s) for k, o in self._objects.items() if k.startswith(prefix)
+            ]
+        return iter(rows)
+
+    def strays(self) -> Iterator[Stray]:
+        """See ``Store``."""
+        with self._operation():
+            paths = builtins.list(self._temporaries)
+        return iter([Stray("temporary", path, "left by a writer that died") for path in paths])
+
+    def local_path(self, key: StoreKey) -> Path | None:
+        """See ``Store``."""
+        return None
+
+    # Pieces
+
+    def _get(self, key: StoreKey) -> _Object:
+        if (found := self._objects.get(key)) is None:
+            raise NotFound(f"{key} is not in the store")
+        return found
+
+    def _require_place(self, key: StoreKey) -> None:
+        parts = key.split("/")
+        above = {"/".join(parts[:depth]) for depth in range(1, len(parts))}
+        for other in self._objects:
+            if other in above:
+                raise Conflict(f"nothing can be stored below {other}: it is an object")
+            if other.startswith(key + "/"):
+                raise Conflict(f"{key} cannot be stored: other keys begin with {key}/")
+
+    @contextmanager
+    def _operation(self, writes: StoreKey | None = None) -> Iterator[None]:
+        with self._lock:
+            if self._dead:
+                raise Crash("the process is dead")
+            self.operations += 1
+            fault = self._fault
+            if fault is not None and self.operations - self._armed_at != fault.at:
+                fault = None
+            if fault and fault.when == "half" and writes:
+                self._temporaries.append(f".tmp/{self.operations}-{writes.replace('/', '-')}")
+            if fault and fault.when != "after":
+                raise self._strike(fault)
+            yield
+            if fault:
+                raise self._strike(fault)
+
+    def _strike(self, fault: Fault) -> BaseException:
+        self._fault = None
+        if fault.error is not None:
+            return fault.error
+        self._dead = True
+        return Crash(f"killed {fault.when} operation {fault.at}")

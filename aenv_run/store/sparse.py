@@ -1,0 +1,73 @@
+"""Copies that keep holes: a disk layer or a RAM image is mostly holes."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import BinaryIO
+
+CHUNK_BYTES = 1 << 20
+_NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
+
+
+def copy_sparse(source_fd: int, target_fd: int) -> int:
+    """Copy the whole of ``source_fd`` into the empty ``target_fd``, holes as holes; returns the size.
+
+    The kernel copies where it can, which shares extents on file systems that reflink.
+    """
+    size = os.fstat(source_fd).st_size
+    os.ftruncate(target_fd, size)
+    offset = 0
+    while offset < size:
+        try:
+            start = os.lseek(source_fd, offset, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # nothing but a hole from here on
+                break
+            raise
+        end = min(os.lseek(source_fd, start, os.SEEK_HOLE), size)
+        _copy_range(source_fd, target_fd, start, end)
+        offset = end
+    return size
+
+
+def _copy_range(source_fd: int, target_fd: int, start: int, end: int) -> None:
+    kernel_copies = True
+    while start < end:
+        length = min(end - start, 1 << 30 if kernel_copies else CHUNK_BYTES)
+        if kernel_copies:
+            try:
+                copied = os.copy_file_range(source_fd, target_fd, length, start, start)
+            except OSError as error:
+                if error.errno not in _NO_KERNEL_COPY:
+                    raise
+                kernel_copies = False
+                continue
+        else:
+            data = os.pread(source_fd, length, start)
+            write_at(target_fd, data, start)
+            copied = len(data)
+        if copied == 0:
+            if not kernel_copies:
+                return  # the source was cut while it was read; its digest will tell
+            kernel_copies = False
+        start += copied
+
+
+def write_at(target_fd: int, data: bytes, offset: int) -> None:
+    """Write all of ``data`` at ``offset``."""
+    view = memoryview(data)
+    while view:
+        written = os.pwrite(target_fd, view, offset)
+        view, offset = view[written:], offset + written
+
+
+def write_stream_sparse(source: BinaryIO, target_fd: int) -> int:
+    """Write a stream into the empty ``target_fd``, chunks of zeros as holes; returns the size."""
+    size = 0
+    while data := source.read(CHUNK_BYTES):
+        if data.count(0) != len(data):
+            write_at(target_fd, data, size)
+        size += len(data)
+    os.ftruncate(target_fd, size)
+    return size
