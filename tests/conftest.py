@@ -18,8 +18,8 @@ SETTLE_SECONDS = 5.0  # what is being torn down off the path may take this long
 def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Fails the last test if a process, namespace, mount, loop device or shared memory file is left.
 
-    Processes are known by an environment variable that all children inherit. The rest is compared with the start of
-    the session; where others work on the same host, only what names this session's temporary directory counts.
+    Processes are known by an environment variable that all children inherit. The rest is compared with the start
+    of the session; where others work on the same host, only what names this session's temporary directory counts.
     """
     session = uuid.uuid4().hex
     before = resources()
