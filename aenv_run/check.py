@@ -1,0 +1,223 @@
+"""Is the repository whole? Reads only; may run beside builds and launches."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import Literal
+
+from aenv_run.catalog import RemovedRecord, TagRecord, VersionRecord
+from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
+from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
+from aenv_run.snapshot import Blob, Snapshot
+from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.types import Digest, Model, Name, SnapshotId, StageKey, Tag
+
+Kind = Literal[
+    "unreadable_ref",
+    "unreadable_manifest",
+    "missing_manifest",
+    "missing_blob",
+    "wrong_size",
+    "damaged_blob",
+    "unknown_file",
+]
+
+
+class Problem(Model):
+    """Something that is not as it must be."""
+
+    kind: Kind
+    key: str
+    detail: str
+
+
+class Report(Model):
+    """``problems`` is empty when the repository is whole; ``counts`` is what was seen, for information."""
+
+    problems: tuple[Problem, ...]
+    counts: dict[str, int]
+
+    @property
+    def ok(self) -> bool:
+        """No problems."""
+        return not self.problems
+
+
+def check(repository: Repository, *, deep: bool = False) -> Report:
+    """Look at every ref, manifest and blob; with ``deep`` also digest every blob that a snapshot needs.
+
+    Not problems, only counted: blobs and snapshots that nothing refers to, temporaries of writers, and tags
+    whose version was removed.
+    """
+    return _Check(repository, deep=deep).run()
+
+
+class _Check:
+    def __init__(self, repository: Repository, *, deep: bool) -> None:
+        self._repository = repository
+        self._deep = deep
+        self._problems: list[Problem] = []
+        self._counts: Counter[str] = Counter()
+        self._users: dict[SnapshotId, set[str]] = {}  # snapshot -> refs and children that need it
+        self._needed: dict[Digest, dict[int, set[str]]] = {}  # blob -> size -> snapshots
+        self._versions: set[tuple[str, str]] = set()
+        self._removed: set[tuple[str, str]] = set()
+        self._tags: dict[tuple[str, str], int] = {}
+
+    def run(self) -> Report:
+        # Writers go blob, manifest, ref. Read the other way round, all that is needed was there before.
+        for info in self._repository.store.list("refs/"):
+            self._ref(info.key)
+        snapshots = self._snapshots()
+        blobs = {}
+        for info in self._repository.store.list(""):
+            digest = self._classify(info)
+            if digest is not None:
+                blobs[digest] = info
+        self._references(snapshots)
+        self._blobs(blobs)
+        self._strays()
+        self._tally(snapshots, blobs)
+        return Report(problems=tuple(self._problems), counts=dict(sorted(self._counts.items())))
+
+    def _problem(self, kind: Kind, key: str, detail: str) -> None:
+        self._problems.append(Problem(kind=kind, key=key, detail=detail))
+
+    def _ref(self, key: StoreKey) -> None:
+        reader = _ref_reader(key)
+        if reader is None:
+            return  # reported as an unknown file
+        try:
+            reader(self, key)
+        except AenvError as error:
+            self._problem("unreadable_ref", key, error.message)
+
+    def _version_ref(self, key: StoreKey) -> None:
+        if (record := self._repository.read_ref(key, VersionRecord)) is not None:
+            self._counts["versions"] += 1
+            self._users.setdefault(record.snapshot_id, set()).add(key)
+            _, _, name, version = key.split("/")
+            self._versions.add((name, version))
+
+    def _removed_ref(self, key: StoreKey) -> None:
+        if self._repository.read_ref(key, RemovedRecord) is not None:
+            _, _, name, version = key.split("/")
+            self._removed.add((name, version))
+
+    def _tag_ref(self, key: StoreKey) -> None:
+        if (record := self._repository.read_ref(key, TagRecord)) is not None:
+            self._counts["tags"] += 1
+            _, _, name, tag = key.split("/")
+            self._tags[name, tag] = record.version
+
+    def _stage_ref(self, key: StoreKey) -> None:
+        """The builder owns these records: all that is known here is that they may name a snapshot."""
+        try:
+            value = json.loads(self._repository.store.read(key, limit_bytes=MAX_RECORD_BYTES))
+        except NotFound:
+            return
+        except (ValueError, RecursionError) as error:
+            raise CorruptData(f"{key} is no JSON: {error}") from None
+        if not isinstance(value, dict):
+            raise CorruptData(f"{key} is no JSON object")
+        self._counts["records"] += 1
+        if (id := value.get("snapshot_id")) is not None:
+            if not isinstance(id, str):
+                raise CorruptData(f"{key} has a snapshot_id that is no string")
+            self._users.setdefault(SnapshotId(id), set()).add(key)
+
+    def _snapshots(self) -> dict[SnapshotId, Snapshot | None]:
+        found: dict[SnapshotId, Snapshot | None] = {}
+        for id in self._repository.ids():
+            try:
+                found[id] = snapshot = self._repository.snapshot(id)
+            except NotFound:
+                continue  # collected meanwhile
+            except AenvError as error:
+                found[id] = None
+                self._problem("unreadable_manifest", f"snapshots/{id[:2]}/{id}", error.message)
+                continue
+            for blob in snapshot.blobs():
+                self._needed.setdefault(blob.digest, {}).setdefault(blob.size_bytes, set()).add(id.short)
+            if snapshot.parent is not None:
+                self._users.setdefault(snapshot.parent, set()).add(f"snapshots/{id[:2]}/{id}")
+        return found
+
+    def _classify(self, info: KeyInfo) -> Digest | None:
+        """The digest of a blob; a key of no known form is a problem."""
+        if match := re.fullmatch(r"blobs/sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})", info.key):
+            return Digest(f"sha256:{match[2]}")
+        if _ref_reader(info.key) is None and not re.fullmatch(r"snapshots/([0-9a-f]{2})/\1[0-9a-f]{62}", info.key):
+            self._problem("unknown_file", info.key, "no such object is part of a repository")
+        return None
+
+    def _references(self, snapshots: dict[SnapshotId, Snapshot | None]) -> None:
+        for id, users in sorted(self._users.items()):
+            if id not in snapshots and not self._exists(id):
+                for user in sorted(users):
+                    self._problem("missing_manifest", user, f"refers to snapshot {id}, which does not exist")
+        live = self._versions - self._removed
+        for (name, _), version in self._tags.items():
+            if (name, str(version)) not in live:
+                self._counts["dangling_tags"] += 1
+
+    def _exists(self, id: SnapshotId) -> bool:
+        try:
+            return self._repository.store.stat(StoreKey(f"snapshots/{id[:2]}/{id}")) is not None
+        except AenvError:
+            return False
+
+    def _blobs(self, present: dict[Digest, KeyInfo]) -> None:
+        for digest, sizes in sorted(self._needed.items()):
+            key = self._repository.blob_key(digest)
+            info = present.get(digest)
+            for size, users in sizes.items():
+                need = f"needed by {', '.join(sorted(users)[:5])}{' and others' if len(users) > 5 else ''}"
+                if info is None:
+                    self._problem("missing_blob", key, need)
+                elif info.size_bytes != size:
+                    self._problem("wrong_size", key, f"{info.size_bytes} bytes instead of {size}; {need}")
+                elif self._deep:
+                    try:
+                        self._repository.verify_blob(Blob(digest=digest, size_bytes=size))
+                        self._counts["blobs_digested"] += 1
+                    except AenvError as error:
+                        self._problem("damaged_blob", key, f"{error.message}; {need}")
+
+    def _strays(self) -> None:
+        for stray in self._repository.store.strays():
+            if stray.kind == "temporary":
+                self._counts["temporaries"] += 1
+            else:
+                self._problem("unknown_file", stray.path, stray.detail)
+
+    def _tally(self, snapshots: dict[SnapshotId, Snapshot | None], blobs: dict[Digest, KeyInfo]) -> None:
+        self._counts["snapshots"] = len(snapshots)
+        self._counts["blobs"] = len(blobs)
+        self._counts["blob_bytes"] = sum(info.size_bytes for info in blobs.values())
+        orphans = [info for digest, info in blobs.items() if digest not in self._needed]
+        self._counts["orphan_blobs"] = len(orphans)
+        self._counts["orphan_blob_bytes"] = sum(info.size_bytes for info in orphans)
+        self._counts["unreferenced_snapshots"] = sum(id not in self._users for id in snapshots)
+
+
+def _ref_reader(key: StoreKey) -> Callable[[_Check, StoreKey], None] | None:
+    """How to read a ref of this form; None for a key that is no ref."""
+    parts = key.split("/")
+    try:
+        if len(parts) == 4 and parts[0] == "refs":
+            Name(parts[2])
+            if parts[1] in ("names", "removed") and re.fullmatch(r"[1-9][0-9]{0,8}", parts[3]):
+                return _Check._version_ref if parts[1] == "names" else _Check._removed_ref
+            if parts[1] == "tags":
+                Tag(parts[3])
+                return _Check._tag_ref
+        if len(parts) == 3 and parts[0] == "refs" and parts[1] in RECORD_KINDS:
+            StageKey(parts[2])
+            return _Check._stage_ref
+    except InvalidInput:
+        pass
+    return None
