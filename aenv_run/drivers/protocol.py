@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from aenv_run.capture import Capture
 from aenv_run.snapshot import MemoryFacts
@@ -68,18 +68,41 @@ class Endpoint:
 
 
 @dataclass(frozen=True)
+class NetworkSlot:
+    """One sandbox's network, made before its machine: a router namespace and what the guest plugs into.
+
+    Every guest sees the same addresses (``guest_address``, ``gateway``, ``dns``), so that a memory image fits any
+    slot. ``router_netns`` holds the uplink, the policy and, for kind "tap", the persistent tap ``device`` (opened
+    without vnet_hdr). For kind "veth", ``guest_netns`` holds the guest's end, named ``device``.
+    ``host_address`` is where the host reaches every TCP port of the guest.
+    """
+
+    kind: Literal["tap", "veth"]
+    router_netns: Path
+    guest_netns: Path | None
+    device: str
+    mac: str
+    guest_address: str
+    gateway: str
+    dns: str
+    host_address: str
+
+
+@dataclass(frozen=True)
 class BootSpec:
     """A machine to start. The driver opens ``disk`` (base first, all qcow2) read-only and writes an overlay.
 
     ``directory`` exists and belongs to the machine until it is killed; a former machine's files in it are
     replaced. The files of ``disk`` stay valid at their paths for as long. With ``ephemeral`` the engine dies
     with this process (build stages); without it the engine outlives it and can be attached again (sandboxes).
+    Without a ``network`` slot the driver gives what it can by itself; ``internet`` then says how much.
     """
 
     machine: MachineSpec
     disk: tuple[Path, ...]
     directory: Path
     internet: bool = False
+    network: NetworkSlot | None = None
     ephemeral: bool = False
     timeout_s: float = 120.0
 
