@@ -115,39 +115,56 @@ needs_backports() {
   [ "$(codename)" = bookworm ] && ! apt_sources | cut -f1 | grep -qx bookworm-backports
 }
 
-add_backports() {
-  needs_backports || return 0
+write_backports() {
   local source
   source=$(backports_source bookworm) ||
     die 69 "no apt source of bookworm was found to derive bookworm-backports from" \
       "add bookworm-backports to /etc/apt/sources.list.d and run make setup again"
-  may_be_root || die 77 "bookworm-backports is not among the apt sources, and sudo asks for a password" \
-    "run as root: printf '%s\\n' $(printf '%q' "$source") >$backports_file && apt-get update"
-  as_root tee "$backports_file" <<<"$source" >/dev/null
-  update_lists
+  "$@" "$source"
 }
 
-# The packages to install on Debian 12, split by the suite they have to come from.
-from_backports() { grep -xE 'qemu-.*|golang-go' || true; }
-from_release() { grep -vxE 'qemu-.*|golang-go' || true; }
+store_backports() { as_root tee "$backports_file" <<<"$1" >/dev/null; }
+print_backports() { printf "    printf '%%s\\\\n' %s >%s\n" "$(printf '%q' "$1")" "$backports_file"; }
+
+# Stops with the commands for an administrator when root cannot be had; reads $released and $backported.
+may_change_system() {
+  local commands
+  may_be_root && return
+  commands=$(
+    if needs_backports; then write_backports print_backports; fi
+    echo "    apt-get update"
+    if [ -n "$released" ]; then echo "    apt-get install --no-install-recommends ${released//$'\n'/ }"; fi
+    if [ -n "$backported" ]; then
+      echo "    apt-get install --no-install-recommends -t bookworm-backports ${backported//$'\n'/ }"
+    fi
+  )
+  die 77 "the system must be changed, and this user may not: sudo is missing or asks for a password" \
+    "run as root, then make setup again:"$'\n'"$commands"
+}
+
+add_backports() {
+  needs_backports || return 0
+  local released='' backported=''
+  may_change_system
+  write_backports store_backports
+  update_lists
+}
 
 install() { apt_get install --no-install-recommends "$@"; }
 
 system_packages() {
-  local missing
+  local missing released backported=''
   missing=$(missing_packages)
   [ -n "$missing" ] || return 0
   have apt-get || die 69 "this system has no apt, and these are missing (Debian's names): ${missing//$'\n'/ }" \
     "install what provides them (QEMU with memory-backend-file rom=, Go >= 1.22, Python >= 3.11), then run make setup"
-  may_be_root || die 77 "system packages are missing and sudo asks for a password" \
-    "run as root: apt-get update && apt-get install --no-install-recommends ${missing//$'\n'/ }$(
-      [ "$(codename)" != bookworm ] || echo "  (with -t bookworm-backports for: $(from_backports <<<"$missing" | xargs))")"
-  if needs_backports; then add_backports; else update_lists; fi
-  local backported='' released=$missing
+  released=$missing
   if [ "$(codename)" = bookworm ]; then
-    backported=$(from_backports <<<"$missing")
-    released=$(from_release <<<"$missing")
+    backported=$(grep -xE 'qemu-.*|golang-go' <<<"$missing" || true)
+    released=$(grep -vxE 'qemu-.*|golang-go' <<<"$missing" || true)
   fi
+  may_change_system
+  if needs_backports; then add_backports; else update_lists; fi
   # One name a line, so splitting into words is wanted.
   # shellcheck disable=SC2086
   [ -z "$released" ] || step "system packages: ${released//$'\n'/ }" install $released
