@@ -1,0 +1,3 @@
+package boot
+
+const sysFinitModule = 273

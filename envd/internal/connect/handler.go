@@ -1,0 +1,219 @@
+package connect
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+// MaxJSON bounds a unary request.
+const MaxJSON = 4 << 20
+
+// writeLimit bounds one write to a client. A connection that died without a
+// word (its peer was left behind by a snapshot) must not hold a stream for ever.
+const writeLimit = 5 * time.Minute
+
+// Call is what a method may know of its request beside the message.
+type Call struct {
+	context.Context
+	Header http.Header
+	// Until is set when the client sent Connect-Timeout-Ms.
+	Until time.Time
+}
+
+// Ended words the end of a call by its limit or by its client.
+func (c *Call) Ended() error {
+	if errors.Is(c.Err(), context.DeadlineExceeded) {
+		return Errorf(DeadlineExceeded, "the time limit of the call (Connect-Timeout-Ms) has passed")
+	}
+	return c.Err()
+}
+
+func newCall(r *http.Request) (*Call, context.CancelFunc, error) {
+	text := r.Header.Get("Connect-Timeout-Ms")
+	if text == "" {
+		return &Call{Context: r.Context(), Header: r.Header}, func() {}, nil
+	}
+	ms, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || ms < 0 || len(text) > 10 {
+		return nil, nil, Errorf(InvalidArgument, "Connect-Timeout-Ms %q is not a number of at most 10 digits", text)
+	}
+	deadline := time.Now().Add(time.Duration(ms) * time.Millisecond)
+	ctx, cancel := context.WithDeadline(r.Context(), deadline)
+	return &Call{Context: ctx, Header: r.Header, Until: deadline}, cancel, nil
+}
+
+func readBounded(r io.Reader, limit int64) ([]byte, error) {
+	body, err := io.ReadAll(io.LimitReader(r, limit+1))
+	if err != nil {
+		return nil, Errorf(InvalidArgument, "cannot read the request: %v", err)
+	}
+	if int64(len(body)) > limit {
+		return nil, Errorf(ResourceExhausted, "the request is over the limit of %d bytes", limit)
+	}
+	return body, nil
+}
+
+// Unary serves one request, one reply.
+func Unary[Req, Res any](fn func(*Call, *Req) (*Res, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		body, err := unary(r, fn)
+		if err != nil {
+			WriteError(w, err)
+			return
+		}
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write(body)
+	})
+}
+
+func unary[Req, Res any](r *http.Request, fn func(*Call, *Req) (*Res, error)) ([]byte, error) {
+	_, codec, err := codecFor(r.Header.Get("Content-Type"), "application/")
+	if err != nil {
+		return nil, err
+	}
+	call, cancel, err := newCall(r)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	body, err := readBounded(r.Body, MaxJSON)
+	if err != nil {
+		return nil, err
+	}
+	req := new(Req)
+	if err := codec.Unmarshal(body, req); err != nil {
+		return nil, err
+	}
+	res, err := fn(call, req)
+	if err != nil {
+		return nil, err
+	}
+	return codec.Marshal(res)
+}
+
+// stream writes the envelopes of one reply.
+type stream struct {
+	w       http.ResponseWriter
+	control *http.ResponseController
+	codec   Codec
+}
+
+func newStream(w http.ResponseWriter, name string, codec Codec) *stream {
+	w.Header().Set("Content-Type", "application/connect+"+name)
+	w.WriteHeader(http.StatusOK)
+	return &stream{w: w, control: http.NewResponseController(w), codec: codec}
+}
+
+func (s *stream) write(flags byte, payload []byte) error {
+	_ = s.control.SetWriteDeadline(time.Now().Add(writeLimit))
+	if _, err := s.w.Write(AppendEnvelope(make([]byte, 0, len(payload)+5), flags, payload)); err != nil {
+		return err
+	}
+	return s.control.Flush()
+}
+
+func (s *stream) send(v any) error {
+	payload, err := s.codec.Marshal(v)
+	if err != nil {
+		return err
+	}
+	return s.write(0, payload)
+}
+
+func (s *stream) end(err error) {
+	_ = s.write(flagEnd, endPayload(err))
+	// The connection may live on for other calls: they set their own limit.
+	_ = s.control.SetWriteDeadline(time.Time{})
+}
+
+// ServerStream serves one request, many replies. Errors found before the first
+// message travel in the end envelope too: the status is 200 always.
+func ServerStream[Req any](fn func(*Call, *Req, func(any) error) error) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
+		req := new(Req)
+		if err == nil {
+			err = readOne(r.Body, codec, req)
+		}
+		out := newStream(w, name, codec)
+		if err != nil {
+			out.end(err)
+			return
+		}
+		call, cancel, err := newCall(r)
+		if err != nil {
+			out.end(err)
+			return
+		}
+		defer cancel()
+		out.end(fn(call, req, out.send))
+	})
+}
+
+// readOne reads the whole body: only then does net/http notice that a client
+// went away.
+func readOne(body io.Reader, codec Codec, req any) error {
+	payload, err := ReadEnvelope(body)
+	if err != nil {
+		if errors.Is(err, io.EOF) {
+			return Errorf(InvalidArgument, "the request holds no message")
+		}
+		return err
+	}
+	if n, _ := io.CopyN(io.Discard, body, MaxEnvelope); n == MaxEnvelope {
+		return Errorf(ResourceExhausted, "the request goes on after its message")
+	}
+	return codec.Unmarshal(payload, req)
+}
+
+// ClientStream serves many requests, one reply. fn calls next until io.EOF.
+func ClientStream[Req, Res any](fn func(call *Call, next func() (*Req, error)) (*Res, error)) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
+		var res *Res
+		if err == nil {
+			res, err = clientStream(r, codec, fn)
+		}
+		out := newStream(w, name, codec)
+		if err == nil {
+			err = out.send(res)
+		}
+		out.end(err)
+	})
+}
+
+func clientStream[Req, Res any](
+	r *http.Request, codec Codec, fn func(*Call, func() (*Req, error)) (*Res, error),
+) (*Res, error) {
+	call, cancel, err := newCall(r)
+	if err != nil {
+		return nil, err
+	}
+	defer cancel()
+	return fn(call, func() (*Req, error) {
+		payload, err := ReadEnvelope(r.Body)
+		if err != nil {
+			return nil, err
+		}
+		req := new(Req)
+		return req, codec.Unmarshal(payload, req)
+	})
+}
+
+// NotSupported answers a known method that this daemon does not serve yet, in
+// the form its kind of call expects.
+func NotSupported(why string) http.Handler {
+	err := Errorf(Unimplemented, "%s", why)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, codec, cerr := codecFor(r.Header.Get("Content-Type"), "application/connect+")
+		if cerr != nil && codec == nil && name == "json" {
+			WriteError(w, err)
+			return
+		}
+		newStream(w, name, codec).end(err)
+	})
+}

@@ -1,0 +1,113 @@
+package server
+
+import (
+	"fmt"
+	"net/http"
+	"os"
+	"runtime"
+	"strings"
+	"syscall"
+	"time"
+
+	"aenv/envd/internal/files"
+	"aenv/envd/internal/process"
+)
+
+const (
+	settleGrace = 500 * time.Millisecond
+	settleLimit = 10 * time.Second
+)
+
+func noContent(w http.ResponseWriter) { w.WriteHeader(http.StatusNoContent) }
+
+func (s *Server) sync(w http.ResponseWriter, _ *http.Request) {
+	syscall.Sync()
+	noContent(w)
+}
+
+// detach prepares for a memory capture: the copy must hold neither the token
+// nor connections that look alive.
+func (s *Server) detach(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Query().Get("sync") == "1" {
+		syscall.Sync()
+	}
+	s.state.ForgetToken()
+	s.conns.closeIdle(r)
+	w.Header().Set("Connection", "close")
+	noContent(w)
+}
+
+// settle leaves no process of a user behind.
+func (s *Server) settle(w http.ResponseWriter, _ *http.Request) {
+	left := s.others()
+	signalAll(left, syscall.SIGTERM)
+	grace := time.Now().Add(settleGrace)
+	for len(left) > 0 && time.Now().Before(grace) {
+		time.Sleep(5 * time.Millisecond)
+		left = s.others()
+	}
+	limit := time.Now().Add(settleLimit)
+	for len(left) > 0 {
+		if time.Now().After(limit) {
+			files.Fail(w, http.StatusInternalServerError, fmt.Sprintf("processes do not end: %v", left))
+			return
+		}
+		signalAll(left, syscall.SIGKILL)
+		time.Sleep(5 * time.Millisecond)
+		left = s.others()
+	}
+	syscall.Sync()
+	noContent(w)
+}
+
+func signalAll(pids []int, sig syscall.Signal) {
+	for _, pid := range pids {
+		_ = syscall.Kill(pid, sig)
+	}
+}
+
+// others lists the processes that settle ends: all but the daemon, its init and
+// the kernel's; in a host test only those in sessions the daemon started.
+func (s *Server) others() []int {
+	ours := map[int]bool{}
+	for _, pid := range s.procs.Sessions() {
+		ours[pid] = true
+	}
+	var pids []int
+	for _, st := range process.Processes() {
+		if st.Pid == 1 || st.Pid == os.Getpid() || st.Kernel || st.State == 'Z' || st.State == 'X' {
+			continue
+		}
+		if !s.state.HostTest || ours[st.Session] {
+			pids = append(pids, st.Pid)
+		}
+	}
+	return pids
+}
+
+type info struct {
+	Version       string  `json:"version"`
+	BootID        string  `json:"bootId"`
+	Hostname      string  `json:"hostname"`
+	MachineID     string  `json:"machineId"`
+	UptimeSeconds float64 `json:"uptimeSeconds"`
+	Architecture  string  `json:"architecture"`
+	Kernel        string  `json:"kernel"`
+}
+
+func (s *Server) info(w http.ResponseWriter, _ *http.Request) {
+	out := info{Version: s.Version, UptimeSeconds: uptime(), Architecture: runtime.GOARCH}
+	out.BootID, out.Hostname, out.MachineID = s.state.Info()
+	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
+		out.Kernel = strings.TrimSpace(string(release))
+	}
+	writeJSON(w, out)
+}
+
+func uptime() float64 {
+	var seconds float64
+	if data, err := os.ReadFile("/proc/uptime"); err == nil {
+		_, _ = fmt.Sscan(string(data), &seconds)
+	}
+	return seconds
+}

@@ -1,0 +1,185 @@
+// Package server is the HTTP face of the daemon: routing, the token rule, and
+// the small endpoints that belong to no other package.
+package server
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"aenv/envd/internal/archive"
+	"aenv/envd/internal/connect"
+	"aenv/envd/internal/files"
+	"aenv/envd/internal/filesystem"
+	"aenv/envd/internal/identity"
+	"aenv/envd/internal/process"
+)
+
+// Server ties the parts together.
+type Server struct {
+	Version string
+	state   *identity.State
+	procs   *process.Manager
+	conns   connections
+	cpu     cpuSample
+	started time.Time
+	http    *http.Server
+}
+
+// New builds the routes.
+func New(version string, state *identity.State) *Server {
+	s := &Server{Version: version, state: state, procs: process.NewManager(state), started: time.Now()}
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /health", s.health)
+	mux.HandleFunc("POST /init", s.init)
+	mux.HandleFunc("GET /metrics", s.metrics)
+	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, state.Env()) })
+	fileService := files.New(state)
+	mux.HandleFunc("GET /files", fileService.Download)
+	mux.HandleFunc("POST /files", fileService.Upload)
+	mux.HandleFunc("POST /files/compose", func(w http.ResponseWriter, _ *http.Request) {
+		files.Fail(w, http.StatusNotImplemented, "/files/compose is not supported yet")
+	})
+	rpc(mux, "process.Process", s.procs.Handlers())
+	rpc(mux, "filesystem.Filesystem", filesystem.New(state, state.Users).Handlers())
+	mux.HandleFunc("POST /aenv/sync", s.sync)
+	mux.HandleFunc("POST /aenv/settle", s.settle)
+	mux.HandleFunc("POST /aenv/detach", s.detach)
+	mux.HandleFunc("GET /aenv/info", s.info)
+	archives := archive.New(state)
+	mux.HandleFunc("PUT /aenv/archive", archives.Put)
+	mux.HandleFunc("GET /aenv/archive", archives.Get)
+	s.http = &http.Server{
+		Handler:           cors(s.authorize(mux)),
+		ReadHeaderTimeout: 30 * time.Second,
+		IdleTimeout:       10 * time.Minute,
+		MaxHeaderBytes:    256 << 10,
+		ConnState:         s.conns.track,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		},
+	}
+	return s
+}
+
+// rpc routes the methods of one service; an unknown method is a Connect error.
+func rpc(mux *http.ServeMux, service string, handlers map[string]http.Handler) {
+	for name, handler := range handlers {
+		mux.Handle("POST /"+service+"/"+name, handler)
+	}
+	mux.HandleFunc("POST /"+service+"/", func(w http.ResponseWriter, r *http.Request) {
+		connect.WriteError(w, connect.Errorf(connect.Unimplemented, "unknown method %s", r.URL.Path))
+	})
+}
+
+// Serve answers until the listener closes.
+func (s *Server) Serve(l net.Listener) error {
+	err := s.http.Serve(l)
+	if errors.Is(err, http.ErrServerClosed) {
+		return nil
+	}
+	return err
+}
+
+// Close ends the server and everything it started.
+func (s *Server) Close() {
+	s.procs.KillAll() // first: Serve returns as soon as the server closes
+	_ = s.http.Close()
+}
+
+func isRPC(path string) bool {
+	return strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
+}
+
+// authorize demands the token once one is set. /health and /init are open:
+// /init compares the token itself.
+func (s *Server) authorize(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		open := r.URL.Path == "/health" || r.URL.Path == "/init"
+		if open || !s.state.HasToken() {
+			next.ServeHTTP(w, r)
+			return
+		}
+		token := r.Header.Get("X-Access-Token")
+		if token != "" && s.state.TokenMatches(token) {
+			next.ServeHTTP(w, r)
+			return
+		}
+		if token == "" && r.URL.Path == "/files" && r.URL.Query().Get("signature") != "" {
+			files.Fail(w, http.StatusNotImplemented, "signed file URLs are not supported yet: send X-Access-Token")
+			return
+		}
+		message := "the X-Access-Token header is missing"
+		if token != "" {
+			message = "the access token is wrong"
+		}
+		if isRPC(r.URL.Path) {
+			connect.WriteError(w, connect.Errorf(connect.Unauthenticated, "%s", message))
+			return
+		}
+		files.Fail(w, http.StatusUnauthorized, message)
+	})
+}
+
+// cors lets browsers in: the token, not the origin, is what protects.
+func cors(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Header.Get("Origin") == "" {
+			next.ServeHTTP(w, r)
+			return
+		}
+		h := w.Header()
+		h.Set("Access-Control-Allow-Origin", "*")
+		h.Set("Access-Control-Expose-Headers",
+			"Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options")
+		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
+			h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE, HEAD, PATCH")
+			h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
+			h.Set("Access-Control-Max-Age", "7200")
+			w.WriteHeader(http.StatusNoContent)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+func writeJSON(w http.ResponseWriter, v any) {
+	body, err := json.Marshal(v)
+	if err != nil {
+		files.Fail(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Cache-Control", "no-store")
+	_, _ = w.Write(body)
+}
+
+func (s *Server) health(w http.ResponseWriter, _ *http.Request) {
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+}
+
+func (s *Server) init(w http.ResponseWriter, r *http.Request) {
+	req, err := identity.ParseRequest(r.Body)
+	if err == nil {
+		err = s.state.Apply(req)
+	}
+	var known *identity.HTTPError
+	switch {
+	case errors.As(err, &known):
+		files.Fail(w, known.Status, known.Message)
+		return
+	case err != nil:
+		files.Fail(w, http.StatusInternalServerError, err.Error())
+		return
+	}
+	if req.Restored {
+		s.conns.closeOthers(r)
+	}
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusNoContent)
+}
