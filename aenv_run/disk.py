@@ -1,0 +1,213 @@
+"""Root disks: qcow2 headers written and read directly, the block graph of a machine, and new ext4 images."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv_run import process
+from aenv_run.errors import AenvError, CorruptData, InvalidInput, MissingDependency, NoSpace
+
+CLUSTER_BITS = 16
+MAGIC = b"QFI\xfb"
+#: Header fields of version 3 up to header_length (docs/interop/qcow2.txt of QEMU).
+HEADER = struct.Struct(">4sIQIIQIIQQIIQ QQQII")
+INCOMPATIBLE_DIRTY, INCOMPATIBLE_COMPRESSION, INCOMPATIBLE_EXTENDED_L2 = 1 << 0, 1 << 3, 1 << 4
+#: Any other bit is refused. Above all an external data file (bit 2), which would let an image name any host file.
+UNDERSTOOD = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTENDED_L2
+#: The same for every image, so that equal trees give equal bytes. Two file systems never meet in one machine.
+IMAGE_UUID = "5a1f1d6e-0a3b-4c55-9a3e-aeaeaeaeaeae"
+IMAGE_TIME_S = 1_700_000_000
+
+Node = dict[str, "NodeValue"]
+NodeValue = str | bool | None | Node
+
+
+@dataclass(frozen=True)
+class ImageInfo:
+    """What a qcow2 header says."""
+
+    virtual_bytes: int
+
+
+def read_header(path: Path) -> ImageInfo:
+    """The header of a qcow2 layer; CorruptData when it is none, or one that reaches outside itself.
+
+    Backing names need no check: the block graph is given explicitly and overrides them.
+    """
+    try:
+        with path.open("rb") as file:
+            raw = file.read(HEADER.size)
+    except FileNotFoundError as error:
+        raise CorruptData(f"disk layer {path} is missing") from error
+    if len(raw) < 72 or raw[:4] != MAGIC:
+        raise CorruptData(f"disk layer {path} is no qcow2 image")
+    fields = HEADER.unpack(raw.ljust(HEADER.size, b"\0"))
+    version, virtual_bytes, encryption, incompatible = fields[1], fields[5], fields[6], fields[13]
+    if version not in (2, 3) or encryption or (version == 3 and incompatible & ~UNDERSTOOD):
+        raise CorruptData(f"disk layer {path} uses a qcow2 feature that is refused (features {incompatible:#x})")
+    return ImageInfo(virtual_bytes)
+
+
+def overlay_bytes(virtual_bytes: int) -> int:
+    """The file size of an overlay that holds nothing yet."""
+    return (3 + _l1_clusters(virtual_bytes)) << CLUSTER_BITS
+
+
+def _l1_entries(virtual_bytes: int) -> int:
+    covered = 1 << (2 * CLUSTER_BITS - 3)  # by one L2 table
+    return -(-virtual_bytes // covered)
+
+
+def _l1_clusters(virtual_bytes: int) -> int:
+    return max(1, -(-_l1_entries(virtual_bytes) * 8 >> CLUSTER_BITS))
+
+
+def write_overlay(path: Path, virtual_bytes: int) -> None:
+    """Create an empty qcow2 image: header, refcount table, refcount block, L1 table; a cluster or more each.
+
+    0.6 ms against 18 ms of `qemu-img create` (measured). It names no backing file: see ``read_header``.
+    """
+    cluster = 1 << CLUSTER_BITS
+    l1_clusters = _l1_clusters(virtual_bytes)
+    header = HEADER.pack(
+        MAGIC, 3, 0, 0, CLUSTER_BITS, virtual_bytes, 0, _l1_entries(virtual_bytes), 3 * cluster,
+        cluster, 1, 0, 0, 0, 0, 0, 4, HEADER.size,
+    )  # fmt: skip
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.pwrite(descriptor, header, 0)
+        os.pwrite(descriptor, struct.pack(">Q", 2 * cluster), cluster)
+        os.pwrite(descriptor, struct.pack(">H", 1) * (3 + l1_clusters), 2 * cluster)
+        os.ftruncate(descriptor, (3 + l1_clusters) * cluster)
+    finally:
+        os.close(descriptor)
+
+
+def _file_node(path: Path, name: str, read_only: bool) -> Node:
+    # no-flush: a sandbox's overlay need not survive a power cut; what is committed is fsynced by the repository.
+    return {
+        "driver": "file",
+        "node-name": f"file-{name}",
+        "filename": str(path),
+        "read-only": read_only,
+        "discard": "unmap",
+        "cache": {"no-flush": True, "direct": False},
+    }
+
+
+def layer_node(path: Path, name: str, backing: str | None) -> Node:
+    """A sealed layer. Opened with QEMU's image locks as they come: a live writer of it is an error."""
+    return {
+        "driver": "qcow2",
+        "node-name": name,
+        "read-only": True,
+        "backing": backing,
+        "file": _file_node(path, name, True),
+    }
+
+
+def overlay_node(path: Path, name: str, backing: str | None) -> Node:
+    """The writable top. ``discard`` on both nodes gives blocks that the guest trims back to the host."""
+    return {
+        "driver": "qcow2",
+        "node-name": name,
+        "read-only": False,
+        "discard": "unmap",
+        "cache": {"no-flush": True, "direct": False},
+        "backing": backing,
+        "file": _file_node(path, name, False),
+    }
+
+
+def graph(layers: tuple[Path, ...], overlay: Path, overlay_name: str) -> list[Node]:
+    """The whole chain as ``-blockdev`` values, base first. Explicit, so no string of a header is followed."""
+    nodes: list[Node] = []
+    below: str | None = None
+    for index, layer in enumerate(layers):
+        nodes.append(layer_node(layer, f"layer{index}", below))
+        below = f"layer{index}"
+    return [*nodes, overlay_node(overlay, overlay_name, below)]
+
+
+def check_chain(layers: tuple[Path, ...], disk_mib: int) -> int:
+    """The disk's size in bytes, equal in every layer and to the machine's; an error names what is not."""
+    if not layers:
+        raise InvalidInput("a machine needs at least one disk layer")
+    expected = disk_mib << 20
+    for layer in layers:
+        found = read_header(layer).virtual_bytes
+        if found != expected:
+            raise InvalidInput(
+                f"disk layer {layer.name} has {found / (1 << 20):g} MiB and the machine's disk {disk_mib} MiB",
+                fix=f"use a machine with disk_mib={found >> 20}, or build the base again with that disk size",
+            )
+    return expected
+
+
+async def make_image(tree: Path, size_mib: int, target: Path, *, timeout_s: float = 900.0) -> None:
+    """Make ``target``, a sparse qcow2 image with an ext4 of ``size_mib`` that holds ``tree``.
+
+    Needs neither root nor a mount. The same tree gives the same bytes: fixed ids, hash seed and time. Owners
+    are those of the tree's files. The journal is kept, small: a sandbox may be captured while it writes.
+    """
+    raw = target.with_name(target.name + ".raw")
+    try:
+        await _make_ext4(tree, size_mib, raw, timeout_s)
+        await process.check(
+            ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", f"cluster_size={1 << CLUSTER_BITS}",
+             str(raw), str(target)],
+            what=f"cannot write the disk image {target}", fix="install qemu-utils; free disk space",
+            timeout_s=timeout_s,
+        )  # fmt: skip
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    finally:
+        raw.unlink(missing_ok=True)
+
+
+def _program(name: str) -> str:
+    """Its path: a user's PATH often lacks the sbin directories."""
+    found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
+    if found is None:
+        raise MissingDependency(f"{name} is not installed", fix="apt install e2fsprogs")
+    return found
+
+
+async def _make_ext4(tree: Path, size_mib: int, raw: Path, timeout_s: float) -> None:
+    with raw.open("xb") as file:
+        file.truncate(size_mib << 20)
+    extended = f"hash_seed={IMAGE_UUID},lazy_itable_init=0,lazy_journal_init=0,nodiscard"
+    argv = [
+        _program("mke2fs"),
+        "-b",
+        "4096",
+        "-t",
+        "ext4",
+        "-q",
+        "-F",
+        "-m",
+        "0",
+        "-U",
+        IMAGE_UUID,
+        "-L",
+        "aenv-root",
+        "-E",
+        extended,
+    ]
+    argv += ["-J", "size=8"] if size_mib >= 256 else ["-J", "size=4"]
+    done = await process.run(
+        [*argv, "-d", str(tree), str(raw)],
+        timeout_s=timeout_s,
+        env={**os.environ, "E2FSPROGS_FAKE_TIME": str(IMAGE_TIME_S), "LC_ALL": "C"},
+    )
+    if done.exit_code == 0:
+        return
+    said = done.stderr.decode(errors="replace").strip()
+    if "Could not allocate" in said or "No free space" in said:
+        raise NoSpace(f"{tree} does not fit on a disk of {size_mib} MiB", fix="give the machine a larger disk")
+    raise AenvError(f"cannot make a file system of {tree}: mke2fs exited with {done.exit_code}: {said[-2000:]}")

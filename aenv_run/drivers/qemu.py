@@ -1,0 +1,211 @@
+"""The QEMU driver: a kernel per sandbox, machine type microvm, KVM where it really works, software elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+from pathlib import Path
+
+from aenv_run import disk, process
+from aenv_run.drivers import guest_image, qemu_command, qemu_host
+from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
+from aenv_run.drivers.qemu_capture import DEVICE_STATE, RAM, overlay_name
+from aenv_run.drivers.qemu_command import Cpu
+from aenv_run.drivers.qemu_machine import DEVICE_STATE_IN, LOG, QemuMachine, Record, forwarded_port, read_log
+from aenv_run.drivers.qmp import Qmp, QmpError
+from aenv_run.errors import BootFailed, Conflict, InvalidInput, RestoreIncompatible, SandboxDead, Unsupported
+from aenv_run.paths import Home
+from aenv_run.snapshot import MemoryFacts
+from aenv_run.types import MachineSpec
+
+START_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 30.0
+POLL_S = 0.002
+
+
+class QemuDriver:
+    """See ``protocol.Driver``. Holds nothing but where the home is."""
+
+    name = DriverName.QEMU
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._mode = "tcg"
+
+    @property
+    def caps(self) -> Caps:
+        """Speed as found by the last ``probe``; the rest does not depend on the host."""
+        return Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=self._mode == "kvm")
+
+    async def probe(self) -> Probe:
+        """Does it work here."""
+        found = await qemu_host.probe(self._home)
+        self._mode = found.mode
+        return found
+
+    async def _cpu(self) -> Cpu:
+        mode, _ = await qemu_host.mode(self._home)
+        return Cpu(mode, await qemu_host.tsc_khz(self._home) if mode == "tcg" else 0)
+
+    async def facts(self, machine: MachineSpec) -> MemoryFacts:
+        """What a memory image made here and now would be bound to."""
+        cpu = await self._cpu()
+        image = await asyncio.to_thread(guest_image.prepare, self._home, qemu_host.architecture())
+        return MemoryFacts(
+            driver=self.name,
+            vmm_version=await qemu_host.qemu_version(self._home),
+            mode="kvm" if cpu.mode == "kvm" else "tcg",
+            # In software QEMU shows the same CPU on every host. KVM was never run: the host's own CPU.
+            cpu=qemu_host.host_cpu() if cpu.mode == "kvm" else f"qemu:{cpu.model}",
+            kernel_digest=image.kernel_digest,
+            envd_digest=image.envd_digest,
+            devices=f"{qemu_command.SHAPE} cpus={machine.cpus} memory={machine.memory_mib}MiB",
+            tsc_khz=cpu.tsc_khz,
+        )
+
+    async def check_restore(self, spec: RestoreSpec) -> None:
+        """Raise ``RestoreIncompatible`` naming every fact that differs; nothing is started."""
+        missing = [role for role in (RAM, DEVICE_STATE) if role not in spec.memory]
+        if spec.facts is None or missing:
+            raise InvalidInput(f"a restore needs the facts and the files ram and device_state; missing: {missing}")
+        here = await self.facts(spec.machine)
+        different = [
+            f"{field}: it was made with {theirs}, here is {ours}"
+            for field in MemoryFacts.model_fields
+            if (theirs := getattr(spec.facts, field)) != (ours := getattr(here, field))
+        ]
+        expected = qemu_command.ram_bytes(spec.machine.memory_mib)
+        if (size := spec.memory[RAM].stat().st_size) != expected:
+            different.append(f"RAM: the file has {size} bytes and the machine {expected}")
+        if different:
+            raise RestoreIncompatible(
+                "the memory snapshot cannot be restored here:\n  " + "\n  ".join(different),
+                fix="boot it cold from its disk part, or restore it where these are equal",
+            )
+
+    async def boot(self, spec: BootSpec) -> QemuMachine:
+        """Cold boot; returns when the daemon answers."""
+        image = await asyncio.to_thread(guest_image.prepare, self._home, qemu_host.architecture())
+        ram = zero_ram(self._home, qemu_command.ram_bytes(spec.machine.memory_mib))
+        facts = await self.facts(spec.machine)
+        cpu = await self._cpu()
+        arguments = qemu_command.boot_arguments(image.kernel.absolute(), image.initramfs.absolute(), cpu)
+        machine = await self._start(spec, cpu, ram, True, facts, arguments)
+        try:
+            await machine.wait_booted(spec.timeout_s)
+        except BaseException:
+            machine.kill_now()
+            raise
+        return machine
+
+    async def restore(self, spec: RestoreSpec) -> QemuMachine:
+        """Resume from memory; returns when the virtual CPUs run."""
+        await self.check_restore(spec)
+        assert spec.facts is not None
+        link = spec.directory / DEVICE_STATE_IN
+        link.unlink(missing_ok=True)
+        link.symlink_to(spec.memory[DEVICE_STATE].absolute())  # its path may hold anything, a URI may not
+        ram = spec.memory[RAM].absolute()
+        machine = await self._start(
+            spec, await self._cpu(), ram, False, spec.facts, qemu_command.restore_arguments()
+        )
+        try:
+            await _load(machine.qmp, spec.directory, min(spec.timeout_s, LOAD_TIMEOUT_S))
+        except BaseException:
+            machine.kill_now()
+            raise
+        return machine
+
+    async def attach(self, directory: Path) -> QemuMachine | None:
+        """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
+        return await QemuMachine.attach(directory)
+
+    async def _start(
+        self, spec: BootSpec, cpu: Cpu, ram: Path, ram_is_zero: bool, facts: MemoryFacts, arguments: list[str]
+    ) -> QemuMachine:
+        """Spawn QEMU and connect to it; on any way out but success no process is left."""
+        if spec.network is not None:
+            raise Unsupported("the qemu driver cannot use a network slot yet", fix="leave out the network")
+        layers = tuple(layer.absolute() for layer in spec.disk)
+        virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
+        _clear(spec.directory)
+        overlay = Path(f"{overlay_name(1)}.qcow2")
+        disk.write_overlay(spec.directory / overlay, virtual_bytes)
+        argv = qemu_command.common(qemu_host.qemu_path(), spec, layers, cpu, ram, overlay, overlay_name(1))
+        child = await process.spawn(
+            [*argv, *arguments], log=spec.directory / LOG, ephemeral=spec.ephemeral, cwd=spec.directory
+        )
+        try:
+            record = Record(
+                pid=child.pid, start_ticks=child.start_ticks, port=0, machine=spec.machine, disk=layers,
+                ram_base=ram, ram_base_is_zero=ram_is_zero, facts=facts,
+            )  # fmt: skip
+            record.write(spec.directory)  # at once: a crash of this process must not lose sight of the engine
+            qmp = await _connect(spec.directory, child)
+            record = record.model_copy(update={"port": await forwarded_port(qmp)})
+            record.write(spec.directory)
+        except BaseException:
+            child.kill_group()
+            (spec.directory / "machine.json").unlink(missing_ok=True)
+            raise
+        return QemuMachine(spec.directory, record, child, qmp)
+
+
+async def _connect(directory: Path, child: process.Child) -> Qmp:
+    deadline = asyncio.get_running_loop().time() + START_TIMEOUT_S
+    while True:  # nothing tells when QEMU begins to listen
+        try:
+            return await Qmp.connect(directory, qemu_command.QMP_SOCKET, START_TIMEOUT_S)
+        except (OSError, SandboxDead, TimeoutError) as error:
+            if not child.alive:
+                raise BootFailed(f"QEMU did not start: {read_log(directory) or 'it said nothing'}") from error
+            if asyncio.get_running_loop().time() > deadline:
+                raise BootFailed(f"QEMU did not answer in {START_TIMEOUT_S:g} s") from error
+        await asyncio.sleep(POLL_S)
+
+
+async def _load(qmp: Qmp, directory: Path, timeout_s: float) -> None:
+    """Load the device state and let the machine run.
+
+    When an image lock cannot be taken QEMU stays in `inmigrate` for ever (measured): hence the time-out.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await qmp.execute("migrate-incoming", {"uri": f"file:{DEVICE_STATE_IN}"})
+            while (status := await qmp.status()) == "inmigrate":  # noqa: ASYNC110 - no event tells the end
+                await asyncio.sleep(POLL_S)
+            if status != "running":
+                await qmp.execute("cont")
+    except TimeoutError as error:
+        raise BootFailed(
+            f"the memory snapshot was not loaded in {timeout_s:g} s: {read_log(directory)}"
+        ) from error
+    except (SandboxDead, QmpError) as error:
+        await asyncio.sleep(0.05)  # QEMU's last words are on their way
+        raise BootFailed(
+            f"the memory snapshot could not be loaded: {read_log(directory) or error.message}"
+        ) from error
+
+
+def zero_ram(home: Home, size_bytes: int) -> Path:
+    """The immutable RAM file of all cold boots of this size: one hole, mapped privately like any other base."""
+    path = home.cache / "guest" / f"zero-ram-{size_bytes >> 20}"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}-{os.getpid()}")
+        with temporary.open("wb") as file:
+            file.truncate(size_bytes)
+        temporary.chmod(0o444)
+        temporary.rename(path)
+    return path
+
+
+def _clear(directory: Path) -> None:
+    """Remove a former machine's files; Conflict when it lives."""
+    record = Record.read(directory)
+    if record is not None and process.is_alive(record.pid, record.start_ticks):
+        raise Conflict(f"a machine lives in {directory} (process {record.pid})", fix="kill it first")
+    for pattern in ("disk-*.qcow2", "machine.json", qemu_command.QMP_SOCKET, LOG):
+        for path in directory.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()

@@ -1,0 +1,252 @@
+"""The one spawner of child processes: each in its own session, ended as a group, limited in time and output."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import select
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv_run.errors import AenvError, CommandTimeout, MissingDependency, SandboxDead
+
+#: A log that is larger when a child is spawned is started afresh.
+MAX_LOG_BYTES = 4 << 20
+#: How long the kernel may take to end a killed process before we say so.
+KILL_WAIT_S = 10.0
+
+
+@dataclass(frozen=True)
+class Completed:
+    """A child process that ended by itself."""
+
+    argv: tuple[str, ...]
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+
+
+def read_start_ticks(pid: int) -> int | None:
+    """When the kernel started ``pid``, in clock ticks since boot; None when it is gone or a zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state, *rest = stat.rpartition(b")")[2].split()  # the name before it may hold spaces and parentheses
+    return None if state in (b"Z", b"X") else int(rest[18])
+
+
+def is_alive(pid: int, start_ticks: int) -> bool:
+    """Whether that very process still runs: a recycled pid has other start ticks."""
+    return read_start_ticks(pid) == start_ticks
+
+
+def kill_group(pid: int) -> None:
+    """SIGKILL the process group that ``pid`` leads. Idempotent."""
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+@dataclass
+class Child:
+    """A spawned process that leads its own session. ``popen`` is None when an earlier process spawned it."""
+
+    pid: int
+    start_ticks: int
+    popen: subprocess.Popen[bytes] | None = None
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        if self.popen is not None and self.popen.poll() is not None:
+            return False
+        return is_alive(self.pid, self.start_ticks)
+
+    async def wait(self) -> int | None:
+        """Return when it has ended: its exit code (negative: a signal), None when it was not our child."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return self.popen.wait() if self.popen else None
+        try:
+            if self.alive:  # after pidfd_open: the descriptor is then of this process, not of a recycled pid
+                await _readable(descriptor)
+        finally:
+            os.close(descriptor)
+        return self.popen.wait() if self.popen else None
+
+    def kill_group(self) -> None:
+        """End it and all of its group now, and wait until the kernel has done so. Idempotent."""
+        if not self.alive:
+            return
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return
+        try:
+            if not self.alive:
+                return
+            kill_group(self.pid)
+            if not _ends_within(descriptor, KILL_WAIT_S):
+                raise AenvError(f"process {self.pid} did not end {KILL_WAIT_S:.0f} s after SIGKILL")
+        finally:
+            os.close(descriptor)
+        if self.popen is not None:
+            self.popen.wait()
+
+
+def _ends_within(descriptor: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
+
+
+async def _readable(descriptor: int) -> None:
+    loop = asyncio.get_running_loop()
+    ready: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, _resolve, ready)
+    try:
+        await ready
+    finally:
+        loop.remove_reader(descriptor)
+
+
+async def spawn(
+    argv: Sequence[str],
+    *,
+    log: Path,
+    ephemeral: bool,
+    cwd: Path | None = None,
+    pass_fds: Sequence[int] = (),
+    env: Mapping[str, str] | None = None,
+) -> Child:
+    """Start a long-lived child in a session of its own, stdin empty, output appended to ``log``.
+
+    With ``ephemeral`` the kernel ends it when this process ends. That is bound to the spawning *thread*
+    (prctl(2), PR_SET_PDEATHSIG), so the child is started right here and not in a worker thread. Popen rather
+    than asyncio's subprocess, whose transport kills the child when the loop's objects are collected.
+    """
+    full = ["setpriv", "--pdeathsig", "KILL", "--", *argv] if ephemeral else list(argv)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        flags |= os.O_TRUNC
+    output = os.open(log, flags, 0o600)
+    try:
+        popen = subprocess.Popen(  # noqa: ASYNC220 - see above
+            full,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            cwd=cwd,
+            env=env,
+            pass_fds=pass_fds,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        raise _missing(full[0], "") from error
+    finally:
+        os.close(output)
+    ticks = read_start_ticks(popen.pid)
+    if ticks is None:
+        popen.wait()
+        raise SandboxDead(f"{argv[0]} ended as soon as it was started (exit code {popen.returncode})")
+    return Child(popen.pid, ticks, popen)
+
+
+def _missing(program: str, fix: str) -> MissingDependency:
+    return MissingDependency(f"{program} is not installed", fix=fix or "run `aenv doctor`")
+
+
+async def run(
+    argv: Sequence[str],
+    *,
+    timeout_s: float,
+    stdin: bytes | None = None,
+    limit_bytes: int = 16 << 20,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Completed:
+    """Run a program to its end. An exit code is a result; a time-out or endless output is an error."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+        )
+    except FileNotFoundError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise
+        raise _missing(argv[0], "") from error
+    try:
+        async with asyncio.timeout(timeout_s):
+            out, err, _ = await asyncio.gather(
+                _read(process.stdout, limit_bytes, argv),
+                _read(process.stderr, limit_bytes, argv),
+                _feed(process.stdin, stdin),
+            )
+            code = await process.wait()
+    except TimeoutError as error:
+        raise CommandTimeout(f"{argv[0]} ran longer than {timeout_s:g} s and was killed") from error
+    finally:
+        if process.returncode is None:
+            kill_group(process.pid)
+            await asyncio.shield(process.wait())
+    return Completed(tuple(argv), code, out, err)
+
+
+async def _read(stream: asyncio.StreamReader | None, limit_bytes: int, argv: Sequence[str]) -> bytes:
+    assert stream is not None
+    data = bytearray()
+    while chunk := await stream.read(1 << 16):
+        data += chunk
+        if len(data) > limit_bytes:
+            raise AenvError(f"{argv[0]} printed more than {limit_bytes} bytes and was killed")
+    return bytes(data)
+
+
+async def _feed(stream: asyncio.StreamWriter | None, data: bytes | None) -> None:
+    if stream is None or data is None:
+        return
+    try:
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # it did not want the rest; its exit code tells
+
+
+async def check(
+    argv: Sequence[str],
+    *,
+    what: str,
+    fix: str = "",
+    timeout_s: float,
+    stdin: bytes | None = None,
+    limit_bytes: int = 16 << 20,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Completed:
+    """As ``run``; an exit code other than 0 is an error that says ``what`` failed, with its last lines."""
+    try:
+        done = await run(argv, timeout_s=timeout_s, stdin=stdin, limit_bytes=limit_bytes, cwd=cwd, env=env)
+    except MissingDependency as error:
+        raise _missing(argv[0], fix) from error
+    if done.exit_code != 0:
+        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()[-10:]
+        detail = "\n".join(lines) or "no output"
+        raise AenvError(f"{what}: {argv[0]} exited with {done.exit_code}: {detail}", fix=fix)
+    return done
