@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from aenv_run.errors import AenvError, Conflict, CorruptData, NoSpace, NotFound, StoreUnavailable
+from aenv_run.errors import Conflict, CorruptData, StoreUnavailable
 from aenv_run.repository import RESTORE_FIX, Repository
 from aenv_run.snapshot import Blob
-from aenv_run.store.posix_files import link_descriptor
+from aenv_run.store.posix_files import link_descriptor, typed_error
 from aenv_run.store.sparse import copy_sparse, write_stream_sparse
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -218,16 +218,7 @@ class BlobCache:
         try:
             yield
         except OSError as error:
-            raise _typed(error, doing) from error
-
-
-def _typed(error: OSError, doing: str) -> AenvError:
-    what = f"{doing}: {error.strerror or error}"
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return NoSpace(f"no space: {what}", fix="free space there; the cache can be deleted as a whole")
-    if error.errno == errno.ENOENT:
-        return NotFound(what)
-    return StoreUnavailable(what)
+            raise typed_error(error, doing, self.root) from error
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NoSpace, NotFound, StoreUnavailable
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
 from aenv_run.store.posix_files import (
     OPEN_DIRECTORY,
     OPEN_FILE,
@@ -28,6 +28,7 @@ from aenv_run.store.posix_files import (
     link_descriptor,
     make_durable_directory,
     opened_source,
+    typed_error,
 )
 from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
 from aenv_run.store.sparse import copy_sparse, write_at
@@ -348,14 +349,8 @@ class PosixStore:
         try:
             yield
         except OSError as error:
-            raise self._typed(error, doing, key) from error
-
-    def _typed(self, error: OSError, doing: str, key: str) -> AenvError:
-        what = f"{doing} {key or 'everything'} in the store {self.root}: {error.strerror or error}"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return NoSpace(f"no space: {what}", fix=f"free space on the file system of {self.root}, then repeat")
-        if error.errno == errno.ENOENT:
-            return NotFound(what)
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return StoreUnavailable(what, fix=f"give this user the right to use {self.root}")
-        return StoreUnavailable(what, fix="look at the kernel log for faults of that file system")
+            if error.errno in (errno.ELOOP, errno.ENXIO):  # what O_NOFOLLOW says of a link, open of a socket
+                raise self._odd(key) from None
+            raise typed_error(
+                error, f"{doing} {key or 'everything'} in the store {self.root}", self.root
+            ) from error

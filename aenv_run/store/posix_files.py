@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from aenv_run.errors import InvalidInput, NotFound
+from aenv_run.errors import AenvError, InvalidInput, NoSpace, NotFound, StoreUnavailable
 from aenv_run.store.protocol import StoreKey
 
 OPEN_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -39,8 +39,8 @@ def opened_source(source: Path) -> Iterator[int]:
     except FileNotFoundError:
         raise NotFound(f"{source}, which is to be stored, does not exist") from None
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise InvalidInput(f"{source}, which is to be stored, is a symbolic link") from None
+        if error.errno in (errno.ELOOP, errno.ENXIO):
+            raise InvalidInput(f"{source}, which is to be stored, is a symbolic link or a socket") from None
         raise
     try:
         mode = os.fstat(fd).st_mode
@@ -87,3 +87,15 @@ def kind_of(mode: int) -> str:
         stat.S_IFCHR: "a character device",
     }
     return kinds.get(stat.S_IFMT(mode), "a special file")
+
+
+def typed_error(error: OSError, doing: str, place: Path) -> AenvError:
+    """What a failed system call means to callers; ``place`` is where to help."""
+    what = f"{doing}: {error.strerror or error}"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"no space: {what}", fix=f"free space on the file system of {place}, then repeat")
+    if error.errno == errno.ENOENT:
+        return NotFound(what)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return StoreUnavailable(what, fix=f"give this user the right to use {place}")
+    return StoreUnavailable(what, fix="look at the kernel log for faults of that file system")
