@@ -42,7 +42,7 @@ qemu_is_recent() {
 go_is_recent() {
   local minor
   have go || return 1
-  minor=$(GOTOOLCHAIN=local go env GOVERSION | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
+  minor=$(go env GOVERSION | sed -n 's/^go1\.\([0-9]*\).*/\1/p')
   [ "${minor:-0}" -ge 22 ]
 }
 
