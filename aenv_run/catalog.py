@@ -117,13 +117,14 @@ class Catalog:
         """Give the snapshot the next version of ``name`` and move ``tags`` to it; the ref that makes it seen.
 
         If the highest version is that snapshot already, it is that version again, so a repeat changes nothing.
+        Of two publishers at once the higher version keeps the tags, whoever is slower.
         """
         if _looks_like_id(name):
             raise InvalidInput(f"{name!r} cannot be a name: it reads like a snapshot id", fix="add a letter g-z")
         self.repository.snapshot(snapshot_id)
         version = self._claim(name, snapshot_id)
         for tag in tags:
-            self.tag(name, tag, version)
+            self._move_tag(name, tag, version, forward_only=True)
         return version
 
     def resolve(self, reference: str) -> Resolved:
@@ -151,17 +152,7 @@ class Catalog:
 
     def tag(self, name: Name, tag: Tag, version: Version) -> None:
         """Move ``tag`` to ``version``, which must exist."""
-        _version(version)
-        key = tag_key(name, tag)
-        data = canonical_json(TagRecord(version=version))
-        for _ in range(RACE_TRIES):
-            live = self._live(name)
-            if version not in live:
-                raise self._unknown_part(name, f"{name}:{version}", live) if live else self._unknown_name(name)
-            present = self._read_bytes(key)
-            if present == data or self._store.swap(key, data, expected=present):
-                return
-        raise Conflict(f"the tag {name}:{tag} is being moved by others all the time", fix="try again")
+        self._move_tag(name, tag, _version(version), forward_only=False)
 
     def untag(self, name: Name, tag: Tag) -> None:
         """Remove the tag; the version stays."""
@@ -240,6 +231,22 @@ class Catalog:
             if self._store.put_new(version_key(name, version), data) and version in self._live(name):
                 return version
         raise Conflict(f"too many others publish versions of {name} at the same time", fix="try again")
+
+    def _move_tag(self, name: Name, tag: Tag, version: Version, *, forward_only: bool) -> None:
+        key = tag_key(name, tag)
+        data = canonical_json(TagRecord(version=version))
+        for _ in range(RACE_TRIES):
+            live = self._live(name)
+            if version not in live:
+                raise self._unknown_part(name, f"{name}:{version}", live) if live else self._unknown_name(name)
+            present = self._read_bytes(key)
+            if forward_only and present is not None:
+                tagged = self._read_tag(name, tag)
+                if tagged is not None and tagged > version and tagged in live:
+                    return
+            if present == data or self._store.swap(key, data, expected=present):
+                return
+        raise Conflict(f"the tag {name}:{tag} is being moved by others all the time", fix="try again")
 
     def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...], record: VersionRecord) -> Entry:
         row = Entry(

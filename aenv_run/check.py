@@ -26,6 +26,22 @@ Kind = Literal[
 ]
 
 
+COUNTS = (
+    "snapshots",
+    "unreferenced_snapshots",
+    "blobs",
+    "blob_bytes",
+    "blobs_digested",
+    "orphan_blobs",
+    "orphan_blob_bytes",
+    "versions",
+    "tags",
+    "dangling_tags",
+    "records",
+    "temporaries",
+)
+
+
 class Problem(Model):
     """Something that is not as it must be."""
 
@@ -60,7 +76,7 @@ class _Check:
         self._repository = repository
         self._deep = deep
         self._problems: list[Problem] = []
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._users: dict[SnapshotId, set[str]] = {}  # snapshot -> refs and children that need it
         self._needed: dict[Digest, dict[int, set[str]]] = {}  # blob -> size -> snapshots
         self._versions: set[tuple[str, str]] = set()
