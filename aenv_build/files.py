@@ -1,0 +1,139 @@
+"""Files that a ``copy`` step brings from the host: their digest, and the tar that carries them.
+
+The digest covers name, type, exec bit, content and link target, and nothing a fresh clone changes: no time, owner
+or umask. The tar is made from the same facts, so that equal digests give equal files in the sandbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv_run.digest import CHUNK_BYTES
+from aenv_run.errors import Conflict, InvalidInput
+from aenv_run.types import Digest
+
+MAX_ENTRIES = 500_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry below the copied root; ``name`` is b"" for the root itself."""
+
+    name: bytes
+    path: bytes
+    kind: str
+    executable: bool = False
+    size_bytes: int = 0
+    target: bytes = b""
+
+
+@dataclass(frozen=True)
+class CopiedFiles:
+    """A root on the host and the digest of all below it."""
+
+    root: Path
+    is_directory: bool
+    digest: Digest
+
+
+def examine(root: Path) -> CopiedFiles:
+    """Digest the file or directory. A link as root is followed, links below it are copied as links."""
+    root = root.resolve(strict=True)
+    summary = hashlib.sha256()
+    for entry in _walk(root):
+        _add(summary, entry, _content_digest(entry))
+    return CopiedFiles(root, root.is_dir(), Digest("sha256:" + summary.hexdigest()))
+
+
+def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
+    """Write the tar of a directory's content, or of one file called ``name``.
+
+    ``Conflict`` if the files are no longer those that were examined: the key would lie.
+    """
+    summary = hashlib.sha256()
+    with target.open("wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
+        for entry in _walk(files.root):
+            member = tarfile.TarInfo(os.fsdecode(entry.name) or name)
+            member.mode = 0o755 if entry.executable or entry.kind == "d" else 0o644
+            content = b""
+            if entry.kind == "f":
+                content = _add_file(tar, member, entry)
+            elif entry.name or not files.is_directory:
+                member.type = tarfile.DIRTYPE if entry.kind == "d" else tarfile.SYMTYPE
+                member.linkname = os.fsdecode(entry.target)
+                tar.addfile(member)
+            _add(summary, entry, content)
+    if summary.hexdigest() != files.digest.hex:
+        raise Conflict(
+            f"the files in {files.root} changed while the build ran", fix="run the build again when they are at rest"
+        )
+
+
+def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry) -> bytes:
+    with open(entry.path, "rb") as file:  # noqa: PTH123 - names may not be UTF-8
+        member.size = os.fstat(file.fileno()).st_size
+        reader = _Hashing(file)
+        tar.addfile(member, reader)
+    return reader.digest.digest()
+
+
+class _Hashing(io.RawIOBase):
+    """Hashes what passes through."""
+
+    def __init__(self, file: io.BufferedReader) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+
+    def readable(self) -> bool:
+        return True
+
+    def read(self, size: int = -1, /) -> bytes:
+        data = self._file.read(size)
+        self.digest.update(data)
+        return data
+
+
+def _add(summary: hashlib._Hash, entry: Entry, content: bytes) -> None:
+    for part in (entry.kind.encode(), entry.name, b"x" if entry.executable else b"-", content, entry.target):
+        summary.update(len(part).to_bytes(8, "big") + part)
+
+
+def _content_digest(entry: Entry) -> bytes:
+    if entry.kind != "f":
+        return b""
+    with open(entry.path, "rb") as file:  # noqa: PTH123 - names may not be UTF-8
+        digest = hashlib.sha256()
+        while chunk := file.read(CHUNK_BYTES):
+            digest.update(chunk)
+    return digest.digest()
+
+
+def _walk(root: Path) -> Iterator[Entry]:
+    """The root, then all below it, parents first, in order of their bytes."""
+    pending = [(b"", os.fsencode(root))]
+    count = 0
+    while pending:
+        name, path = pending.pop()
+        count += 1
+        if count > MAX_ENTRIES:
+            raise InvalidInput(f"{root} holds more than {MAX_ENTRIES} files", fix="copy less, or use an archive")
+        info = os.lstat(path)
+        if stat.S_ISDIR(info.st_mode):
+            yield Entry(name, path, "d")
+            children = sorted(os.listdir(path), reverse=True)  # noqa: PTH208 - bytes
+            pending += [(name + b"/" + child if name else child, path + b"/" + child) for child in children]
+        elif stat.S_ISLNK(info.st_mode):
+            yield Entry(name, path, "l", target=os.readlink(path))  # noqa: PTH115 - bytes
+        elif stat.S_ISREG(info.st_mode):
+            yield Entry(name, path, "f", bool(info.st_mode & 0o100), info.st_size)
+        else:
+            raise InvalidInput(
+                f"{os.fsdecode(path)} is a socket, pipe or device; copy takes files, directories and links"
+            )

@@ -1,0 +1,170 @@
+"""A recipe file becomes a ``Recipe``, or an error that starts with file:line:column."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import pydantic
+from pydantic_core import ErrorDetails
+
+from aenv_build.document import Data, Document, Where, nearest, read_document
+from aenv_build.recipe import Base, Recipe, Step
+from aenv_build.render import render
+from aenv_run.digest import digest_bytes
+from aenv_run.errors import AenvError, RecipeError
+from aenv_run.types import Digest
+
+MAX_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Source:
+    """A loaded recipe with where it came from: ``folder`` is what its relative paths are relative to."""
+
+    recipe: Recipe
+    document: Document
+    folder: Path
+    digest: Digest
+
+    def error(self, where: Where, message: str, *, fix: str = "") -> RecipeError:
+        """An error at a place of the recipe."""
+        return self.document.error(where, message, fix=fix)
+
+
+def load(path: Path, variables: Mapping[str, str] | None = None) -> Source:
+    """Read, render and validate the recipe."""
+    document = read_document(path)
+    _check_top(document)
+    data = render(document, variables or {})
+    _check_steps(document, data)
+    try:
+        recipe = Recipe.model_validate(data)
+    except pydantic.ValidationError as error:
+        raise _translate(document, data, error) from None
+    _check_choices(document, recipe)
+    digest = digest_bytes(path.read_bytes())
+    return Source(recipe, document, path.absolute().parent, digest)
+
+
+def _check_top(document: Document) -> None:
+    if "version" not in document.data:
+        raise document.error((), "the key 'version' is missing", fix="start the recipe with 'version: 1'")
+    if document.data["version"] != 1:
+        raise document.error(("version",), "only version 1 of the recipe language exists", fix="write version: 1")
+
+
+def _check_steps(document: Document, data: dict[str, Data]) -> None:
+    """One verb a step, checked before the models so that a typo of the verb is named as one; ids filled in."""
+    steps = data.get("steps")
+    if not isinstance(steps, list):
+        return
+    for index, step in enumerate(steps):
+        where: Where = ("steps", index)
+        if not isinstance(step, dict):
+            raise document.error(where, f"a step is a mapping with one of {', '.join(Step.VERBS)}")
+        known = {field.alias or name for name, field in Step.model_fields.items()}
+        for key in step:
+            if key not in known:
+                raise document.error((*where, key), f"unknown key {key!r}; {nearest(key, known)}", key=True)
+        verbs = [verb for verb in Step.VERBS if step.get(verb) is not None]
+        if not verbs:
+            raise document.error(where, f"this step does nothing; give it one of {', '.join(Step.VERBS)}")
+        if len(verbs) > 1:
+            hint = "put user, workdir and env of one command inside it: run: {command: …, env: …}"
+            raise document.error((*where, verbs[1]), f"two verbs in one step: {verbs[0]}, {verbs[1]}", fix=hint, key=True)
+        step.setdefault("id", f"{verbs[0]}-{index + 1}")
+
+
+def _check_choices(document: Document, recipe: Recipe) -> None:
+    """What a single field cannot say."""
+    chosen = [name for name in Base.model_fields if getattr(recipe.base, name) is not None]
+    if len(chosen) != 1:
+        raise document.error(("base",), f"base takes exactly one of {', '.join(Base.model_fields)}")
+    for index, step in enumerate(recipe.steps):
+        where: Where = ("steps", index)
+        if step.ready and not step.start:
+            raise document.error((*where, "ready"), "'ready' belongs to a step with 'start'", key=True)
+        if step.ready and (step.ready.command is None) == (step.ready.port is None):
+            raise document.error((*where, "ready"), "ready takes exactly one of command, port")
+        if step.timeout and step.verb not in {"run", "verify", "start"}:
+            raise document.error((*where, "timeout"), f"a {step.verb} step has no timeout", key=True)
+        if step.verify and step.verify.failed is not None and step.verify.junit is None:
+            raise document.error((*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True)
+
+
+def _translate(document: Document, data: Data, error: pydantic.ValidationError) -> AenvError:
+    """All problems, in the order of the file."""
+    found: dict[tuple[int, int, str], str] = {}
+    for detail in error.errors(include_url=False):
+        where, extra = _place(data, detail)
+        mark = document.key_mark(where) if extra else document.mark(where)
+        message = _message(where, detail)
+        if message:
+            found.setdefault((mark.line, mark.column, message), f"{mark}: {message}")
+    lines = [found[key] for key in sorted(found)]
+    if len(lines) > MAX_SHOWN:
+        lines = [*lines[:MAX_SHOWN], f"… and {len(lines) - MAX_SHOWN} more"]
+    return RecipeError("\n".join(lines))
+
+
+def _place(data: Data, detail: ErrorDetails) -> tuple[Where, bool]:
+    """The detail's location without what pydantic adds (union members, '[key]'); whether a key is meant."""
+    where: list[str | int] = []
+    here = data
+    for part in detail["loc"]:
+        if isinstance(here, list) and isinstance(part, int) and part < len(here):
+            here = here[part]
+        elif isinstance(here, dict) and isinstance(part, str) and part in here:
+            here = here[part]
+        else:
+            continue
+        where.append(part)
+    return tuple(where), detail["type"] == "extra_forbidden" or "[key]" in detail["loc"]
+
+
+def _message(where: Where, detail: ErrorDetails) -> str:
+    kind, text = detail["type"], detail["msg"]
+    if kind == "extra_forbidden":
+        return f"unknown key {where[-1]!r}; {nearest(str(where[-1]), _keys_at(where[:-1]))}"
+    if kind == "missing":
+        return f"the key {str(detail['loc'][-1])!r} is missing"
+    if kind == "literal_error":
+        return f"{detail['input']!r}: {nearest(str(detail['input']), _expected(detail))}"
+    if kind == "string_type" and "FromStep" not in str(detail["loc"]) and isinstance(detail["input"], dict):
+        return ""  # the other member of a union says it better
+    if kind in {"model_type", "model_attributes_type"}:
+        name = str(where[-1]) if where else "the recipe"
+        return "" if isinstance(detail["input"], str) else f"{name} must be a mapping"
+    subject = f"{where[-1]}: " if where and isinstance(where[-1], str) else ""
+    plain = text.removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    if kind == "string_pattern_mismatch":
+        return f"{subject}{detail['input']!r} has not the form {detail['ctx']['pattern']}"
+    return subject + plain[0].lower() + plain[1:]
+
+
+def _expected(detail: ErrorDetails) -> list[str]:
+    words = str(detail.get("ctx", {}).get("expected", ""))
+    return [word.strip(" '") for word in words.replace(" or ", ",").split(",") if word.strip(" '")]
+
+
+def _keys_at(where: Where) -> set[str]:
+    """The keys that the model at that place knows."""
+    model: type[pydantic.BaseModel] | None = Recipe
+    for part in where:
+        if isinstance(part, int) or model is None:
+            continue
+        fields = {field.alias or name: field for name, field in model.model_fields.items()}
+        model = _model_in(fields[part].annotation) if part in fields else None
+    return {field.alias or name for name, field in model.model_fields.items()} if model else set()
+
+
+def _model_in(annotation: object) -> type[pydantic.BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, pydantic.BaseModel):
+        return annotation
+    for part in typing.get_args(annotation):
+        if found := _model_in(part):
+            return found
+    return None

@@ -1,0 +1,366 @@
+"""Recipe -> Plan: the graph of stages, each with its one state parent, its context and its key. A pure value."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+
+from aenv_build.document import Where, nearest
+from aenv_build.files import CopiedFiles, examine
+from aenv_build.keys import HostFacts, Inputs, fields, inputs
+from aenv_build.load import Source
+from aenv_build.recipe import FromStep, Output, Run, Step, Verify
+from aenv_run.digest import digest_file
+from aenv_run.errors import AenvError, Unsupported
+from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
+from aenv_run.types import Context, MachineSpec, Name, SnapshotId, StageKey
+
+DEFAULT_MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=4096)
+
+
+@dataclass(frozen=True)
+class BaseStage:
+    """The root of the graph. ``snapshot`` is set when the base is one, and nothing has to be built."""
+
+    inputs: Inputs
+    context: Context
+    snapshot: SnapshotId | None = None
+    depth: int = 1
+
+    @property
+    def key(self) -> StageKey:
+        """The digest of all inputs."""
+        return self.inputs.key
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One step in its place. ``parent`` is the id of the step whose state it starts from, None for the base.
+
+    ``context`` is how commands run in this step and after it. ``memory``: its state has running processes.
+    """
+
+    index: int
+    step: Step
+    parent: str | None
+    waits: tuple[str, ...]
+    inputs: Inputs
+    context: Context
+    memory: bool
+    depth: int
+    files: CopiedFiles | None = None
+
+    @property
+    def id(self) -> str:
+        """The step's id."""
+        return self.step.id
+
+    @property
+    def key(self) -> StageKey:
+        """The key of the state that it leaves; a step that changes the context only leaves its parent's."""
+        return self.inputs.key
+
+    @property
+    def makes_state(self) -> bool:
+        """Whether a machine runs and a snapshot is committed."""
+        return self.step.verb in {"run", "copy", "start"}
+
+
+@dataclass(frozen=True)
+class PlannedOutput:
+    """A state, how to run in it, and the name it gets."""
+
+    output: Output
+    name: Name
+    state: str | None
+    inputs: Inputs
+    context: Context
+    memory: bool
+
+    @property
+    def key(self) -> StageKey:
+        """The digest of all inputs."""
+        return self.inputs.key
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that a build will do. ``stages`` are in an order in which each follows what it needs."""
+
+    source: Source
+    machine: MachineSpec
+    internet: bool
+    base: BaseStage
+    stages: Mapping[str, Stage]
+    outputs: tuple[PlannedOutput, ...]
+
+    def state_key(self, step: str | None) -> StageKey:
+        """The key of the state after that step."""
+        return self.base.key if step is None else self.stages[step].key
+
+
+def make_plan(source: Source, facts: HostFacts, base_snapshot: Snapshot | None = None) -> Plan:
+    """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing."""
+    machine = _machine(source, base_snapshot)
+    base = _base(source, facts, machine, base_snapshot)
+    graph = _Graph(source)
+    planner = _Planner(source, facts, machine, base)
+    stages: dict[str, Stage] = {}
+    for step_id in graph.order:
+        stages[step_id] = planner.stage(graph, step_id, stages)
+    outputs = tuple(planner.output(graph, position, stages) for position in range(len(source.recipe.outputs)))
+    return Plan(source, machine, source.recipe.machine.internet, base, stages, outputs)
+
+
+class _Graph:
+    """Who needs whom: checked for unknown names, double ids and cycles."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.steps: dict[str, tuple[int, Step]] = {}
+        for index, step in enumerate(source.recipe.steps):
+            if step.id in self.steps:
+                first = source.document.mark(("steps", self.steps[step.id][0]))
+                raise source.error(("steps", index, "id"), f"the id {step.id!r} is taken by the step at {first}")
+            self.steps[step.id] = (index, step)
+        self.needs = {step_id: self._needs(index, step) for step_id, (index, step) in self.steps.items()}
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(self.steps)
+        for step_id, (_, step) in self.steps.items():
+            graph.add_edges_from((need, step_id) for need in (*self.needs[step_id], *self._copied_from(step)))
+        self._refuse_cycles(graph)
+        self.order = list(nx.lexicographical_topological_sort(graph, key=lambda step_id: self.steps[step_id][0]))
+
+    def _needs(self, index: int, step: Step) -> tuple[str, ...]:
+        """What the recipe says, or the state before it in the list."""
+        if step.needs is None:
+            before = [other for other in self.source.recipe.steps[:index] if other.verb != "verify"]
+            return (before[-1].id,) if before else ()
+        for position, need in enumerate(step.needs):
+            self.check(need, ("steps", index, "needs", position))
+        return step.needs
+
+    def check(self, step_id: str, where: Where) -> None:
+        """The step must exist."""
+        if step_id not in self.steps:
+            raise self.source.error(where, f"no step has the id {step_id!r}; {nearest(step_id, self.steps)}")
+
+    def _copied_from(self, step: Step) -> tuple[str, ...]:
+        if step.copy_ is None or not isinstance(step.copy_.from_, FromStep):
+            return ()
+        self.check(step.copy_.from_.step, ("steps", self.steps[step.id][0], "copy", "from", "step"))
+        return (step.copy_.from_.step,)
+
+    def _refuse_cycles(self, graph: nx.DiGraph[str]) -> None:
+        try:
+            edges = nx.find_cycle(graph)
+        except nx.NetworkXNoCycle:
+            return
+        members = [edge[0] for edge in edges]
+        first = min(members, key=lambda member: self.steps[member][0])
+        start = members.index(first)
+        # An edge runs from what is needed; people read "a needs b".
+        ring = [first, *reversed(members[start + 1 :] + members[:start]), first]
+        where = ("steps", self.steps[first][0], "needs")
+        raise self.source.error(where, f"the steps need each other in a circle: {' needs '.join(ring)}")
+
+    def parent(self, step_id: str) -> str | None:
+        """The state parent: the first need that keeps a state; a verify keeps none, so its own parent counts."""
+        needs = self.needs[step_id]
+        states = [need for need in needs if self.steps[need][1].verb != "verify"]
+        if states:
+            return states[0]
+        return self.parent(needs[0]) if needs else None
+
+    def waits(self, step_id: str, parent: str | None) -> tuple[str, ...]:
+        """All else that must be done before."""
+        _, step = self.steps[step_id]
+        return tuple(dict.fromkeys(n for n in (*self.needs[step_id], *self._copied_from(step)) if n != parent))
+
+
+class _Planner:
+    def __init__(self, source: Source, facts: HostFacts, machine: MachineSpec, base: BaseStage) -> None:
+        self._source = source
+        self._facts = facts
+        self._machine = machine
+        self._base = base
+
+    def stage(self, graph: _Graph, step_id: str, done: Mapping[str, Stage]) -> Stage:
+        index, step = graph.steps[step_id]
+        parent = graph.parent(step_id)
+        before = done[parent] if parent is not None else None
+        context = before.context if before else self._base.context
+        parent_inputs = before.inputs if before else self._base.inputs
+        after = _context_after(context, step)
+        files = self._files(index, step)
+        memory = step.verb == "start" or bool(before and before.memory)
+        depth = (before.depth if before else self._base.depth) + (step.verb in {"run", "copy", "start"})
+        if depth > MAX_DISK_LAYERS:
+            raise self._source.error(
+                ("steps", index),
+                f"this step would be disk layer {depth}; a snapshot has at most {MAX_DISK_LAYERS}",
+                fix="join steps, or publish an output and build on it",
+            )
+        if step.verb in {"env", "workdir", "user"}:
+            stage_inputs = parent_inputs
+        else:
+            stage_inputs = self._inputs(step, parent_inputs.key, context, files, done)
+        waits = graph.waits(step_id, parent)
+        return Stage(index, step, parent, waits, stage_inputs, after, memory, depth, files)
+
+    def _files(self, index: int, step: Step) -> CopiedFiles | None:
+        if step.copy_ is None or isinstance(step.copy_.from_, FromStep):
+            return None
+        where: Where = ("steps", index, "copy", "from")
+        if not step.copy_.from_:
+            raise self._source.error(where, "copy: from is empty")
+        try:
+            return examine(self._source.folder / step.copy_.from_)
+        except FileNotFoundError:
+            raise self._source.error(
+                where,
+                f"no such file or directory: {step.copy_.from_}",
+                fix=f"the path is relative to the recipe's folder, {self._source.folder}",
+            ) from None
+        except OSError as error:
+            raise self._source.error(where, f"cannot read {error.filename}: {error.strerror}") from error
+        except AenvError as error:
+            raise self._source.error(where, error.message, fix=error.fix) from error
+
+    def _inputs(
+        self,
+        step: Step,
+        parent: StageKey,
+        context: Context,
+        files: CopiedFiles | None,
+        done: Mapping[str, Stage],
+    ) -> Inputs:
+        common: dict[str, object] = {"parent": parent, "architecture": self._facts.architecture}
+        common["envd"] = self._facts.envd_digest
+        if step.copy_ is not None:
+            values = fields(step.copy_)
+            values["to"] = copy_target(step.copy_.to, context)
+            values["user"] = step.copy_.user or context.user
+            values["from"] = files.digest if files else None
+            if isinstance(step.copy_.from_, FromStep):
+                values["from"] = [done[step.copy_.from_.step].key, step.copy_.from_.path]
+            return inputs("stage/copy", 1, **common, **values)
+        common["internet"] = self._source.recipe.machine.internet
+        if step.verify is not None:
+            return inputs("stage/verify", 1, **common, **_effective(step.verify, context))
+        command = step.run or step.start
+        assert command is not None
+        values = _effective(command, context)
+        if step.start is None:
+            return inputs("stage/run", 1, **common, **values)
+        ready = fields(step.ready) if step.ready else None
+        bound = {"machine": self._machine, "memory_facts": self._facts.memory}
+        return inputs("stage/start", 1, **common, **values, **bound, ready=ready)
+
+    def output(self, graph: _Graph, position: int, stages: Mapping[str, Stage]) -> PlannedOutput:
+        output = self._source.recipe.outputs[position]
+        where: Where = ("outputs", position, "from")
+        state = output.from_
+        if state is None:
+            states = [step.id for step in self._source.recipe.steps if step.verb != "verify"]
+            state = states[-1] if states else None
+        else:
+            graph.check(state, where)
+            if graph.steps[state][1].verb == "verify":
+                raise self._source.error(where, f"the step {state!r} is a verify, which keeps no state")
+        stage = stages[state] if state is not None else None
+        memory = bool(stage and stage.memory) if output.memory is None else output.memory
+        context = stage.context if stage else self._base.context
+        bound = self._facts.memory if memory else None
+        output_inputs = inputs(
+            "output",
+            1,
+            state=stage.key if stage else self._base.key,
+            context=context,
+            machine=self._machine,
+            memory=memory,
+            memory_facts=bound,
+            envd=self._facts.envd_digest if memory else None,
+            labels=output.labels,
+        )
+        name = output.name or self._source.recipe.name
+        return PlannedOutput(output, name, state, output_inputs, context, memory)
+
+
+def copy_target(to: str, context: Context) -> str:
+    """The absolute target; a trailing slash (put it inside) is kept."""
+    path = posixpath.normpath(posixpath.join(context.workdir, to))
+    return path.rstrip("/") + "/" if to.endswith("/") else path
+
+
+def run_context(command: Run | Verify, context: Context) -> Context:
+    """How the command runs: its own words over the context's."""
+    return Context(
+        env={**context.env, **command.env},
+        workdir=command.workdir or context.workdir,
+        user=command.user or context.user,
+    )
+
+
+def argv(words: str | tuple[str, ...], shell: str) -> tuple[str, ...]:
+    """Text for the shell, a list as it is."""
+    return (shell, "-ec", words) if isinstance(words, str) else words
+
+
+def _effective(command: Run | Verify, context: Context) -> dict[str, object]:
+    effective = run_context(command, context)
+    words = command.command if isinstance(command, Run) else command.run
+    values = fields(command)
+    values.pop("shell")
+    values.pop("command", None)
+    values["run"] = argv(words, command.shell)
+    return {**values, "env": effective.env, "workdir": effective.workdir, "user": effective.user}
+
+
+def _context_after(context: Context, step: Step) -> Context:
+    if step.env is not None:
+        return context.model_copy(update={"env": {**context.env, **step.env}})
+    if step.workdir is not None:
+        return context.model_copy(update={"workdir": posixpath.normpath(posixpath.join(context.workdir, step.workdir))})
+    return context.model_copy(update={"user": step.user}) if step.user is not None else context
+
+
+def _machine(source: Source, base: Snapshot | None) -> MachineSpec:
+    wanted = source.recipe.machine
+    default = base.machine if base else DEFAULT_MACHINE
+    if base and wanted.disk is not None and wanted.disk != base.machine.disk_mib:
+        raise Unsupported(
+            f"{source.document.mark(('machine', 'disk'))}: the base snapshot's disk has {base.machine.disk_mib} MiB; "
+            "a disk cannot change its size",
+            fix="leave out 'disk', or build the base with the size you need",
+        )
+    return MachineSpec(
+        cpus=wanted.cpus or default.cpus,
+        memory_mib=wanted.memory or default.memory_mib,
+        disk_mib=wanted.disk or default.disk_mib,
+    )
+
+
+def _base(source: Source, facts: HostFacts, machine: MachineSpec, snapshot: Snapshot | None) -> BaseStage:
+    base = source.recipe.base
+    context = snapshot.context if snapshot else Context()
+    context = context.model_copy(update={"env": {**context.env, **source.recipe.env}})
+    if snapshot is not None:
+        return BaseStage(inputs("base/snapshot", 1, snapshot=snapshot.id), context, snapshot.id, len(snapshot.disk))
+    common: dict[str, object] = {"architecture": facts.architecture, "disk_mib": machine.disk_mib}
+    if base.debootstrap is not None:
+        values = fields(base.debootstrap)
+        values["packages"] = sorted(set(base.debootstrap.packages))
+        return BaseStage(inputs("base/debootstrap", 1, **common, **values), context)
+    assert base.archive is not None
+    path = source.folder / base.archive
+    if not path.is_file():
+        raise source.error(
+            ("base", "archive"),
+            f"no such file: {base.archive}",
+            fix=f"the path is relative to the recipe's folder, {source.folder}",
+        )
+    return BaseStage(inputs("base/archive", 1, **common, content=digest_file(path)), context)

@@ -1,0 +1,218 @@
+"""The recipe language as models. schemas/recipe.schema.json is generated from them; docs/recipe.md explains."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from aenv_run.types import Name, Tag
+
+_SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
+_MIB = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
+_TIME = re.compile(r"([0-9]{1,6})(s|m|h)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
+
+
+def _mebibytes(value: object) -> object:
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        size = int(found[1]) * _MIB[found[2]]
+        if size != int(size):
+            raise ValueError("must be whole MiB")
+        return int(size)
+    raise ValueError(f"{value!r} is not a size: write a whole number and a unit, such as 512MiB or 4GiB")
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        found = _TIME.fullmatch(str(value))
+        if found and int(found[1]) > 0:
+            return int(found[1]) * _SECONDS[found[2] or ""]
+    raise ValueError(f"{value!r} is not a duration: write seconds or 90s, 10m, 2h")
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"{value!r} must be an absolute path in the sandbox")
+    return _inside(value)
+
+
+def _inside(value: str) -> str:
+    if ".." in value.split("/"):
+        raise ValueError(f"{value!r} must not contain '..'")
+    if "\0" in value or not value:
+        raise ValueError("a path is not empty and has no NUL")
+    return value
+
+
+def _env_name(value: str) -> str:
+    if not value or "=" in value or "\0" in value:
+        raise ValueError(f"{value!r} is not a name of an environment variable")
+    return value
+
+
+def _words(value: object) -> object:
+    return value if isinstance(value, str | list | tuple) else _refuse("text (run by the shell) or a list of arguments")
+
+
+def _refuse(what: str) -> object:
+    raise ValueError(f"must be {what}")
+
+
+def _short_form(key: str) -> BeforeValidator:
+    """``run: "x"`` is short for ``run: {command: "x"}``; the model sees the long form only."""
+
+    def expand(value: object) -> object:
+        return {key: value} if isinstance(value, str | list | int) else value
+
+    return BeforeValidator(expand)
+
+
+SizeMib = Annotated[
+    int,
+    BeforeValidator(_mebibytes),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,9}(KiB|MiB|GiB|TiB)$", "examples": ["512MiB", "4GiB"]}),
+]
+Seconds = Annotated[
+    int,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": "^[0-9]{1,6}(s|m|h)?$", "examples": ["90s", "10m"]}),
+]
+Words = Annotated[
+    str | tuple[str, ...],
+    BeforeValidator(_words),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+SandboxPath = Annotated[str, AfterValidator(_absolute)]
+RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
+Env = dict[Annotated[str, AfterValidator(_env_name)], str]
+StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
+User = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+
+
+class RecipeModel(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
+
+
+class Debootstrap(RecipeModel):
+    """Debian or a derivative from its package archive, made by mmdebstrap."""
+
+    suite: str = Field(pattern=r"^[a-z][a-z0-9.-]{0,63}$", description="such as bookworm")
+    variant: Literal["minbase", "apt", "essential", "important", "standard"] = "minbase"
+    packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = ()
+    mirror: str = Field("http://deb.debian.org/debian", pattern=r"^https?://[^\s]+$")
+
+
+class Base(RecipeModel):
+    """Where the first state comes from: exactly one key."""
+
+    debootstrap: Debootstrap | None = None
+    archive: str | None = Field(None, description="a root file system: .tar, .tar.gz, .tar.xz or .tar.zst")
+    snapshot: str | None = Field(None, description="a snapshot's name, name:version, name:tag or id")
+
+
+class Machine(RecipeModel):
+    """The machine that steps run in and that outputs are launched with."""
+
+    cpus: int | None = Field(None, ge=1, le=64, description="default 1, or the base snapshot's")
+    memory: SizeMib | None = Field(None, ge=128, le=1 << 20, description="default 512MiB, or the base snapshot's")
+    disk: SizeMib | None = Field(None, ge=64, le=1 << 24, description="default 4GiB, or the base snapshot's")
+    internet: bool = Field(False, description="whether steps may reach the network outside")
+
+
+class Run(RecipeModel):
+    """A command. Text is run by the shell with -ec; a list is run as it is, without a shell."""
+
+    command: Words
+    shell: str = "sh"
+    user: User | None = None
+    workdir: SandboxPath | None = None
+    env: Env = Field(default_factory=dict)
+    timeout: Seconds | None = Field(None, description="default 1h")
+
+
+class FromStep(RecipeModel):
+    """Files that another step left in its state."""
+
+    step: str
+    path: SandboxPath
+
+
+class Copy(RecipeModel):
+    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes into ``to/``."""
+
+    from_: str | FromStep = Field(alias="from")
+    to: RelativeOrAbsolute
+    user: User | None = None
+
+
+class Verify(RecipeModel):
+    """A check on a throwaway fork: nothing it does is kept, and the build fails if it does not hold."""
+
+    run: Words
+    exit_code: int = Field(0, ge=0, le=255)
+    junit: SandboxPath | None = Field(None, description="a JUnit XML report that the command writes")
+    failed: tuple[str, ...] | None = Field(None, description="exactly these tests (classname::name) fail")
+    shell: str = "sh"
+    user: User | None = None
+    workdir: SandboxPath | None = None
+    env: Env = Field(default_factory=dict)
+    timeout: Seconds | None = Field(None, description="default 1h")
+
+
+class Ready(RecipeModel):
+    """When a started command counts as up: a command that exits 0, or a TCP port that accepts."""
+
+    command: Words | None = None
+    port: int | None = Field(None, ge=1, le=65535)
+
+
+class Step(RecipeModel):
+    """One step: exactly one verb, and what it stands on."""
+
+    VERBS: ClassVar[tuple[str, ...]] = ("run", "copy", "env", "workdir", "user", "verify", "start")
+
+    id: StepId = Field(description="default: the verb and the position, such as run-3")
+    needs: tuple[str, ...] | None = Field(None, description="default: the step before; []: the base")
+    run: Annotated[Run, _short_form("command")] | None = None
+    copy_: Copy | None = Field(None, alias="copy")
+    env: Env | None = None
+    workdir: RelativeOrAbsolute | None = None
+    user: User | None = None
+    verify: Annotated[Verify, _short_form("run")] | None = None
+    start: Annotated[Run, _short_form("command")] | None = None
+    ready: Annotated[Ready, _short_form("command")] | None = Field(None, description="with start only")
+    timeout: Seconds | None = Field(None, description="of run, verify, start; default 1h")
+
+    @property
+    def verb(self) -> str:
+        """The one verb of the step."""
+        values = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
+        values |= {"user": self.user, "verify": self.verify, "start": self.start}
+        return next(verb for verb in self.VERBS if values[verb] is not None)
+
+
+class Output(RecipeModel):
+    """A state that gets a name."""
+
+    from_: str | None = Field(None, alias="from", description="default: the last step that makes a state")
+    name: Name | None = Field(None, description="default: the recipe's name")
+    tags: tuple[Tag, ...] = ("latest",)  # type: ignore[assignment]
+    memory: bool | None = Field(None, description="with RAM; default: only where a step was started")
+    labels: dict[str, str] = Field(default_factory=dict)
+
+
+class Recipe(RecipeModel):
+    """A validated recipe, vars filled in."""
+
+    version: Literal[1]
+    name: Name
+    vars: dict[str, str] = Field(default_factory=dict)
+    base: Base
+    machine: Machine = Machine()
+    env: Env = Field(default_factory=dict)
+    steps: tuple[Step, ...] = Field((), max_length=500)
+    outputs: tuple[Output, ...] = Field((Output(),), min_length=1, max_length=64)
