@@ -88,7 +88,7 @@ SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
-User = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}$")]
+User = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}$")]
 
 
 class RecipeModel(BaseModel):

@@ -1,0 +1,41 @@
+"""Base from a Debian package archive, by mmdebstrap: it makes a tar, which is unpacked as any other archive."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from aenv_build.recipe import Debootstrap
+from aenv_run import process
+from aenv_run.errors import BaseUnavailable, MissingDependency
+from aenv_run.types import Architecture
+
+TIMEOUT_S = 3600.0
+#: Files that the installation itself writes get this time, so that the same packages give the same bytes.
+EPOCH_S = 1_735_689_600
+#: mmdebstrap leaves the host's own names in them; the guest gets its own at every start.
+HOST_FILES = ("etc/hostname", "etc/resolv.conf")
+
+
+async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path) -> None:
+    """Write the tar of a fresh installation to ``target`` (a name that ends with .tar)."""
+    mode = "root" if os.geteuid() == 0 else "unshare"
+    argv = ["mmdebstrap", "--quiet", f"--mode={mode}", f"--variant={base.variant}", f"--architectures={architecture}"]
+    if base.packages:
+        argv.append("--include=" + ",".join(sorted(set(base.packages))))
+    argv.append("--customize-hook=rm -f " + " ".join(f'"$1/{name}"' for name in HOST_FILES))
+    argv.append('--customize-hook=: > "$1/etc/machine-id"')
+    argv += [base.suite, str(target), base.mirror]
+    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S), "LC_ALL": "C.UTF-8", "TMPDIR": str(target.parent)}
+    try:
+        done = await process.run(argv, timeout_s=TIMEOUT_S, env=environment)
+    except MissingDependency:
+        raise MissingDependency("mmdebstrap is not installed", fix="apt-get install mmdebstrap") from None
+    if done.exit_code != 0:
+        target.unlink(missing_ok=True)
+        lines = done.stderr.decode(errors="replace").strip().splitlines()[-20:]
+        raise BaseUnavailable(
+            f"cannot make {base.suite} from {base.mirror} (mmdebstrap exited with {done.exit_code}):\n"
+            + "\n".join(f"  | {line}" for line in lines),
+            fix="check that the mirror is reachable and that suite and packages are spelt right",
+        )

@@ -1,0 +1,155 @@
+"""A staging machine: boots or restores a committed snapshot, runs steps, gives captures. Dies with the build."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv_build.threads import in_thread, to_the_end
+from aenv_run.cache import BlobCache
+from aenv_run.capture import Capture
+from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
+from aenv_run.guest import Guest, Identity
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import MachineSpec
+
+HOSTNAME = "build"
+#: Software emulation on a busy host needs most of it.
+BOOT_TIMEOUT_S = 180.0
+
+
+@dataclass
+class Slots:
+    """How many staging machines may live at once, and where their directories are made."""
+
+    semaphore: asyncio.Semaphore
+    directory: Path
+    made: int = 0
+
+    def next_directory(self, what: str) -> Path:
+        """A fresh name; short, because a unix socket's path is bounded."""
+        self.made += 1
+        return self.directory / f"{what}{self.made}"
+
+
+class StagingMachine:
+    """Use ``start``; ``close`` always. Holds one slot from start to close."""
+
+    def __init__(self, slots: Slots, directory: Path, snapshot: Snapshot) -> None:
+        self._slots = slots
+        self._directory = directory
+        self._machine: Machine | None = None
+        self._guest: Guest | None = None
+        self._closed = False
+        self._captures = 0
+        #: The snapshot whose disk is what this machine's disk was at its last capture.
+        self.snapshot = snapshot
+        self._layers_taken = 0
+
+    @classmethod
+    async def start(
+        cls,
+        slots: Slots,
+        driver: Driver,
+        cache: BlobCache,
+        snapshot: Snapshot,
+        machine: MachineSpec,
+        *,
+        internet: bool,
+        restore: bool = False,
+        initialise: bool = True,
+    ) -> StagingMachine:
+        """Boot the snapshot's disk, or restore its memory; wait for a slot first."""
+        await slots.semaphore.acquire()
+        staged = cls(slots, slots.next_directory("m"), snapshot)
+        try:
+            await staged._start(driver, cache, machine, internet=internet, restore=restore)
+            if initialise:
+                await staged.guest.initialise(Identity.fresh(HOSTNAME))
+        except BaseException:
+            await staged.close()
+            raise
+        return staged
+
+    async def _start(
+        self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, internet: bool, restore: bool
+    ) -> None:
+        self._directory.mkdir(mode=0o700, parents=True)
+        disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
+        if restore and self.snapshot.memory is not None:
+            files = self.snapshot.memory.files
+            memory = {role: await in_thread(cache.path, blob) for role, blob in files.items()}
+            self._machine = await driver.restore(
+                RestoreSpec(
+                    machine=machine,
+                    disk=disk,
+                    directory=self._directory,
+                    internet=internet,
+                    ephemeral=True,
+                    timeout_s=BOOT_TIMEOUT_S,
+                    memory=memory,
+                    facts=self.snapshot.memory.facts,
+                )
+            )
+        else:
+            self._machine = await driver.boot(
+                BootSpec(
+                    machine=machine,
+                    disk=disk,
+                    directory=self._directory,
+                    internet=internet,
+                    ephemeral=True,
+                    timeout_s=BOOT_TIMEOUT_S,
+                )
+            )
+        self._guest = Guest(self._machine.endpoint)
+        await self._guest.wait_ready(BOOT_TIMEOUT_S)
+
+    @property
+    def guest(self) -> Guest:
+        """The client of its daemon."""
+        assert self._guest is not None
+        return self._guest
+
+    @property
+    def machine(self) -> Machine:
+        """The engine's side."""
+        assert self._machine is not None
+        return self._machine
+
+    def scratch(self, name: str) -> Path:
+        """A file of this machine's life for data on its way in."""
+        return self._directory.with_name(f"{self._directory.name}-{name}")
+
+    async def capture(self, *, memory: bool, keep_running: bool) -> Capture:
+        """What is new since the last capture (``Machine.capture`` counts from the start of the machine)."""
+        self._captures += 1
+        directory = self._directory.with_name(f"{self._directory.name}-c{self._captures}")
+        whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
+        new = whole.disk[self._layers_taken :]
+        self._layers_taken = len(whole.disk)
+        return Capture(whole.directory, new, whole.memory, whole.facts, whole.stopped_ms)
+
+    async def close(self) -> None:
+        """End the machine and free its slot. Idempotent, and finishes even when cancelled."""
+        if self._closed:
+            return
+        self._closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        try:
+            if self._guest is not None:
+                await self._guest.aclose()
+            if self._machine is not None:
+                await self._machine.kill()
+        finally:
+            self._slots.semaphore.release()
+            for path in self._directory.parent.glob(f"{self._directory.name}*"):
+                if path.name == self._directory.name or path.name.startswith(f"{self._directory.name}-"):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
