@@ -72,7 +72,8 @@ def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
             _add(summary, entry, content)
     if summary.hexdigest() != files.digest.hex:
         raise Conflict(
-            f"the files in {files.root} changed while the build ran", fix="run the build again when they are at rest"
+            f"the files in {files.root} changed while the build ran",
+            fix="run the build again when they are at rest",
         )
 
 

@@ -74,7 +74,9 @@ def _check_steps(document: Document, data: dict[str, Data]) -> None:
             raise document.error(where, f"this step does nothing; give it one of {', '.join(Step.VERBS)}")
         if len(verbs) > 1:
             hint = "put user, workdir and env of one command inside it: run: {command: …, env: …}"
-            raise document.error((*where, verbs[1]), f"two verbs in one step: {verbs[0]}, {verbs[1]}", fix=hint, key=True)
+            raise document.error(
+                (*where, verbs[1]), f"two verbs in one step: {verbs[0]}, {verbs[1]}", fix=hint, key=True
+            )
         step.setdefault("id", f"{verbs[0]}-{index + 1}")
 
 
@@ -92,7 +94,9 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
         if step.timeout and step.verb not in {"run", "verify", "start"}:
             raise document.error((*where, "timeout"), f"a {step.verb} step has no timeout", key=True)
         if step.verify and step.verify.failed is not None and step.verify.junit is None:
-            raise document.error((*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True)
+            raise document.error(
+                (*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True
+            )
 
 
 def _translate(document: Document, data: Data, error: pydantic.ValidationError) -> AenvError:

@@ -104,7 +104,7 @@ class Plan:
 
 def make_plan(source: Source, facts: HostFacts, base_snapshot: Snapshot | None = None) -> Plan:
     """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing."""
-    machine = _machine(source, base_snapshot)
+    machine = machine_of(source, base_snapshot)
     base = _base(source, facts, machine, base_snapshot)
     graph = _Graph(source)
     planner = _Planner(source, facts, machine, base)
@@ -324,11 +324,19 @@ def _context_after(context: Context, step: Step) -> Context:
     if step.env is not None:
         return context.model_copy(update={"env": {**context.env, **step.env}})
     if step.workdir is not None:
-        return context.model_copy(update={"workdir": posixpath.normpath(posixpath.join(context.workdir, step.workdir))})
+        return context.model_copy(
+            update={"workdir": posixpath.normpath(posixpath.join(context.workdir, step.workdir))}
+        )
     return context.model_copy(update={"user": step.user}) if step.user is not None else context
 
 
-def _machine(source: Source, base: Snapshot | None) -> MachineSpec:
+def check_graph(source: Source) -> None:
+    """What can be said of the steps without reading what they copy."""
+    _Graph(source)
+
+
+def machine_of(source: Source, base: Snapshot | None) -> MachineSpec:
+    """The recipe's machine, filled up from the base snapshot's or the defaults."""
     wanted = source.recipe.machine
     default = base.machine if base else DEFAULT_MACHINE
     if base and wanted.disk is not None and wanted.disk != base.machine.disk_mib:
@@ -349,7 +357,9 @@ def _base(source: Source, facts: HostFacts, machine: MachineSpec, snapshot: Snap
     context = snapshot.context if snapshot else Context()
     context = context.model_copy(update={"env": {**context.env, **source.recipe.env}})
     if snapshot is not None:
-        return BaseStage(inputs("base/snapshot", 1, snapshot=snapshot.id), context, snapshot.id, len(snapshot.disk))
+        return BaseStage(
+            inputs("base/snapshot", 1, snapshot=snapshot.id), context, snapshot.id, len(snapshot.disk)
+        )
     common: dict[str, object] = {"architecture": facts.architecture, "disk_mib": machine.disk_mib}
     if base.debootstrap is not None:
         values = fields(base.debootstrap)

@@ -53,7 +53,11 @@ def _env_name(value: str) -> str:
 
 
 def _words(value: object) -> object:
-    return value if isinstance(value, str | list | tuple) else _refuse("text (run by the shell) or a list of arguments")
+    return (
+        value
+        if isinstance(value, str | list | tuple)
+        else _refuse("text (run by the shell) or a list of arguments")
+    )
 
 
 def _refuse(what: str) -> object:

@@ -42,7 +42,7 @@ class StagingMachine:
         self._directory = directory
         self._machine: Machine | None = None
         self._guest: Guest | None = None
-        self._closed = False
+        self.closed = False
         self._captures = 0
         #: The snapshot whose disk is what this machine's disk was at its last capture.
         self.snapshot = snapshot
@@ -134,9 +134,9 @@ class StagingMachine:
 
     async def close(self) -> None:
         """End the machine and free its slot. Idempotent, and finishes even when cancelled."""
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
+        self.closed = True
         await to_the_end(self._close())
 
     async def _close(self) -> None:

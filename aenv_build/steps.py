@@ -6,7 +6,6 @@ import asyncio
 import codecs
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from aenv_build.events import Sink, StageOutput
 from aenv_build.files import write_tar
 from aenv_build.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.plan import Stage, argv, copy_target, run_context
-from aenv_build.recipe import FromStep, Ready, Run, Verify
+from aenv_build.recipe import Ready, Run, Verify
 from aenv_build.staging import StagingMachine
 from aenv_build.threads import in_thread
 from aenv_run.errors import AenvError, CommandTimeout, SandboxDead, StepFailed
@@ -27,9 +26,6 @@ READY_TIMEOUT_S = 30.0
 LAST_LINES = 20
 MAX_LINE = 4000
 
-#: Gives the tar of another step's files, made by a machine of that step's state.
-FetchFiles = Callable[[FromStep, Path], Awaitable[None]]
-
 
 @dataclass
 class Tail:
@@ -41,9 +37,7 @@ class Tail:
 
     def __post_init__(self) -> None:
         self._pending = {"stdout": "", "stderr": ""}
-        self._decoders = {
-            name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in self._pending
-        }
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")(errors="replace") for name in self._pending}
 
     def feed(self, stream: str, data: bytes) -> None:
         """Bytes of stdout or stderr."""
@@ -69,8 +63,11 @@ class Tail:
         self.sink(StageOutput(step=self.step, text=text))
 
 
-async def perform(stage: Stage, staged: StagingMachine, sink: Sink, fetch: FetchFiles) -> None:
-    """Do the step's work; ``StepFailed`` names it, a machine that died is ``SandboxDead``."""
+async def perform(stage: Stage, staged: StagingMachine, sink: Sink, fetched: Path | None = None) -> None:
+    """Do the step's work; ``StepFailed`` names it, a machine that died is ``SandboxDead``.
+
+    ``fetched`` is the tar of another step's files, for a copy that takes them from there.
+    """
     tail = Tail(stage.id, sink)
     step = stage.step
     try:
@@ -80,7 +77,7 @@ async def perform(stage: Stage, staged: StagingMachine, sink: Sink, fetch: Fetch
             if code != 0:
                 raise failure(stage, f"exited with {code}", tail)
         elif step.copy_ is not None:
-            await _copy(stage, staged, fetch)
+            await _copy(stage, staged, fetched)
         elif step.start is not None:
             await _start(stage, step.start, staged.guest, tail)
         elif step.verify is not None:
@@ -115,13 +112,19 @@ async def _dead(stage: Stage, staged: StagingMachine, error: SandboxDead) -> San
         console = []
     shown = "".join(f"\n  | {line}" for line in console)
     return SandboxDead(
-        f"the machine died during step {stage.id!r}: {error.message}" + (f"; its console:{shown}" if shown else ""),
+        f"the machine died during step {stage.id!r}: {error.message}"
+        + (f"; its console:{shown}" if shown else ""),
         fix="give it more memory if the console says so ('machine: {memory: …}'); then run the build again",
     )
 
 
 async def _run(
-    guest: Guest, command: Run | Verify, words: str | tuple[str, ...], context: Context, timeout_s: float, tail: Tail
+    guest: Guest,
+    command: Run | Verify,
+    words: str | tuple[str, ...],
+    context: Context,
+    timeout_s: float,
+    tail: Tail,
 ) -> int:
     effective = run_context(command, context)
     result = await guest.run(
@@ -134,16 +137,15 @@ async def _run(
     return result.exit_code
 
 
-async def _copy(stage: Stage, staged: StagingMachine, fetch: FetchFiles) -> None:
+async def _copy(stage: Stage, staged: StagingMachine, fetched: Path | None) -> None:
     copy = stage.step.copy_
     assert copy is not None
     target = copy_target(copy.to, stage.context)
     user = copy.user or stage.context.user
     archive = staged.scratch("copy.tar")
     try:
-        if isinstance(copy.from_, FromStep):
-            await fetch(copy.from_, archive)
-            await staged.guest.put_archive(target.rstrip("/") or "/", archive, user=user)
+        if fetched is not None:
+            await staged.guest.put_archive(target.rstrip("/") or "/", fetched, user=user)
             return
         files = stage.files
         assert files is not None
@@ -162,7 +164,9 @@ async def _start(stage: Stage, command: Run, guest: Guest, tail: Tail) -> None:
     timeout_s = command.timeout or step.timeout or DEFAULT_TIMEOUT_S
     effective = run_context(command, stage.context)
     words = argv(command.command, command.shell)
-    async with guest.start(Command(words, env=effective.env, cwd=effective.workdir, user=effective.user)) as process:
+    async with guest.start(
+        Command(words, env=effective.env, cwd=effective.workdir, user=effective.user)
+    ) as process:
         ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
         async def read() -> None:
@@ -202,7 +206,9 @@ async def _is_ready(ready: Ready, guest: Guest, context: Context) -> bool:
             return (await guest.run(command, timeout_s=READY_TIMEOUT_S)).exit_code == 0
         except CommandTimeout:
             return False
-    tables = await guest.run(Command(("cat", "/proc/net/tcp", "/proc/net/tcp6"), cwd="/"), timeout_s=READY_TIMEOUT_S)
+    tables = await guest.run(
+        Command(("cat", "/proc/net/tcp", "/proc/net/tcp6"), cwd="/"), timeout_s=READY_TIMEOUT_S
+    )
     return listens(tables.stdout.decode(errors="replace"), ready.port or 0)
 
 

@@ -22,7 +22,16 @@ async def unpack_archive(archive: Path, tree: Path, *, disk_mib: int) -> None:
             fix="run the build with sudo, or start from a snapshot",
         )
     tree.mkdir(mode=0o755)
-    argv = [sys.executable, "-I", unpack.__file__, str(archive), str(tree), str(disk_mib << 20), str(MAX_ENTRIES), "1"]
+    argv = [
+        sys.executable,
+        "-I",
+        unpack.__file__,
+        str(archive),
+        str(tree),
+        str(disk_mib << 20),
+        str(MAX_ENTRIES),
+        "1",
+    ]
     done = await process.run(argv, timeout_s=UNPACK_TIMEOUT_S)
     if done.exit_code != 0:
         reason = done.stderr.decode(errors="replace").strip().splitlines()

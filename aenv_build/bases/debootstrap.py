@@ -20,13 +20,24 @@ HOST_FILES = ("etc/hostname", "etc/resolv.conf")
 async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path) -> None:
     """Write the tar of a fresh installation to ``target`` (a name that ends with .tar)."""
     mode = "root" if os.geteuid() == 0 else "unshare"
-    argv = ["mmdebstrap", "--quiet", f"--mode={mode}", f"--variant={base.variant}", f"--architectures={architecture}"]
+    argv = [
+        "mmdebstrap",
+        "--quiet",
+        f"--mode={mode}",
+        f"--variant={base.variant}",
+        f"--architectures={architecture}",
+    ]
     if base.packages:
         argv.append("--include=" + ",".join(sorted(set(base.packages))))
     argv.append("--customize-hook=rm -f " + " ".join(f'"$1/{name}"' for name in HOST_FILES))
     argv.append('--customize-hook=: > "$1/etc/machine-id"')
     argv += [base.suite, str(target), base.mirror]
-    environment = {**os.environ, "SOURCE_DATE_EPOCH": str(EPOCH_S), "LC_ALL": "C.UTF-8", "TMPDIR": str(target.parent)}
+    environment = {
+        **os.environ,
+        "SOURCE_DATE_EPOCH": str(EPOCH_S),
+        "LC_ALL": "C.UTF-8",
+        "TMPDIR": str(target.parent),
+    }
     try:
         done = await process.run(argv, timeout_s=TIMEOUT_S, env=environment)
     except MissingDependency:

@@ -1,0 +1,389 @@
+"""Runs a plan: every missing stage in a staging machine, committed as soon as it is done, branches in parallel."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aenv_build import events
+from aenv_build.bases import make_base_disk
+from aenv_build.commit import Committer
+from aenv_build.ledger import BASE, Ledger, Notes
+from aenv_build.locks import key_lock
+from aenv_build.plan import Plan, PlannedOutput, Stage
+from aenv_build.recipe import FromStep
+from aenv_build.schedule import Schedule, make_schedule, state_of, state_parent
+from aenv_build.staging import Slots, StagingMachine
+from aenv_build.steps import perform
+from aenv_build.threads import in_thread
+from aenv_build.wording import base_words, step_words
+from aenv_run.cache import BlobCache
+from aenv_run.catalog import Catalog
+from aenv_run.drivers.protocol import Driver
+from aenv_run.errors import AenvError, SandboxDead, StepFailed
+from aenv_run.paths import Home
+from aenv_run.repository import Repository
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import Architecture, StageKey
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What a build works with."""
+
+    home: Home
+    repository: Repository
+    driver: Driver
+    architecture: Architecture
+    sink: events.Sink
+    why_driver: str = ""
+    fresh: bool = False
+    keep: bool = False
+    parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
+
+
+@dataclass(frozen=True)
+class Published:
+    """One named output."""
+
+    name: str
+    version: str
+    tags: tuple[str, ...]
+    snapshot: Snapshot
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What a build left."""
+
+    outputs: tuple[Published, ...]
+    hits: int
+    misses: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the ledger has of a plan."""
+
+    base: Snapshot | None
+    stages: dict[str, Snapshot]
+    outputs: dict[int, Snapshot]
+
+
+def look_up(plan: Plan, ledger: Ledger, repository: Repository) -> Known:
+    """Every result that exists already. Blocking; reads only."""
+    if plan.base.snapshot is not None:
+        base: Snapshot | None = repository.snapshot(plan.base.snapshot)
+    else:
+        base = ledger.find("stages", plan.base.key)
+    found = {stage.id: ledger.find("stages", stage.key) for stage in plan.stages.values() if _is_work(stage)}
+    stages = {step: snapshot for step, snapshot in found.items() if snapshot is not None}
+    kept = {position: ledger.find("outputs", out.key) for position, out in enumerate(plan.outputs)}
+    return Known(base, stages, {position: snapshot for position, snapshot in kept.items() if snapshot is not None})
+
+
+async def build(plan: Plan, workshop: Workshop) -> BuildResult:
+    """Build all of the plan and name its outputs. Whatever ends it, no machine and no scratch is left."""
+    began = time.monotonic()
+    directory = workshop.home.staging / f"b{os.getpid()}-{time.monotonic_ns() % 10**9:x}"
+    directory.mkdir(mode=0o700, parents=True)
+    run = _Run(plan, workshop, directory)
+    try:
+        try:
+            await run.all()
+        except BaseExceptionGroup as group:
+            raise _first_cause(group) from None
+        finally:
+            await run.close()
+        outputs = await run.publish()
+    finally:
+        await in_thread(shutil.rmtree, directory, True)
+    return BuildResult(outputs, run.hits, run.misses, time.monotonic() - began)
+
+
+def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The error that people need: the failed step before what it pulled down."""
+    leaves: list[BaseException] = []
+    pending: list[BaseException] = [group]
+    while pending:
+        error = pending.pop(0)
+        if isinstance(error, BaseExceptionGroup):
+            pending += error.exceptions
+        else:
+            leaves.append(error)
+    ranked = [e for kind in (StepFailed, SandboxDead, AenvError) for e in leaves if isinstance(e, kind)]
+    return (ranked or leaves)[0]
+
+
+def _is_work(stage: Stage) -> bool:
+    return stage.makes_state or stage.step.verb == "verify"
+
+
+class _Run:
+    """One execution of a plan."""
+
+    def __init__(self, plan: Plan, workshop: Workshop, directory: Path) -> None:
+        self._plan = plan
+        self._shop = workshop
+        self._ledger = Ledger(workshop.repository, fresh=workshop.fresh)
+        self._notes = Notes(workshop.home.cache / "explain", plan.source.recipe.name)
+        self._cache = BlobCache(workshop.home.cache / "blobs", workshop.repository)
+        self._slots = Slots(asyncio.Semaphore(max(1, workshop.parallel)), directory)
+        self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
+        self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
+        self._positions = {stage.id: number for number, stage in enumerate(self._work, start=2)}
+        self._done = {stage.id: asyncio.Event() for stage in plan.stages.values()}
+        self._snapshots: dict[str | None, Snapshot] = {}
+        self._outputs: dict[int, Snapshot] = {}
+        self._built_outputs: set[int] = set()
+        self._live: dict[str, StagingMachine] = {}
+        self._machines: list[StagingMachine] = []
+        self._base_done = asyncio.Event()
+        self.hits = 0
+        self.misses = 0
+
+    async def all(self) -> None:
+        """Look up what is known, then run the rest."""
+        known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository)
+        self._snapshots.update(known.stages)
+        if known.base is not None:
+            self._snapshots[None] = known.base
+        self._outputs.update(known.outputs)
+        missing = {position for position in range(len(self._plan.outputs)) if position not in known.outputs}
+        schedule = make_schedule(self._plan, set(known.stages), missing)
+        total = 1 + len(self._work)
+        self.misses = len(schedule.needed) + (schedule.base_needed and known.base is None)
+        self.hits = total - self.misses
+        recipe = self._plan.source.recipe.name
+        driver, why = self._shop.driver.name, self._shop.why_driver
+        self._tell(events.BuildStarted(recipe=recipe, total=total, hits=self.hits, driver=driver, why=why))
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._base(schedule))
+            for stage in self._plan.stages.values():
+                group.create_task(self._stage(stage, schedule))
+            for position in sorted(missing):
+                group.create_task(self._output(position, self._plan.outputs[position]))
+        await in_thread(self._notes.write, self._plan)
+
+    async def publish(self) -> tuple[Published, ...]:
+        """Name the outputs, in the recipe's order: all verifies have held."""
+        catalog = Catalog(self._shop.repository)
+        published = []
+        for position, planned in enumerate(self._plan.outputs):
+            snapshot = self._outputs[position]
+            tags = planned.output.tags
+            version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags))
+            fresh = position in self._built_outputs
+            published.append(Published(planned.name, version, tags, snapshot, fresh))
+            self._tell(
+                events.OutputPublished(
+                    name=planned.name, version=version, tags=tags, snapshot_id=snapshot.id, fresh=fresh
+                )
+            )
+        return tuple(published)
+
+    async def close(self) -> None:
+        """End every machine that is left."""
+        for machine in self._machines:
+            await machine.close()
+
+    # -- the base ------------------------------------------------------------------------------------------
+
+    async def _base(self, schedule: Schedule) -> None:
+        what = base_words(self._plan)
+        if None in self._snapshots or not schedule.base_needed:
+            kept = self._snapshots.get(None)
+            self._hit(BASE, 1, what, "cached" if kept else "not needed", kept)
+        else:
+            why = self._why(BASE)
+            async with self._measured(BASE, 1, what, why) as result, self._locked(self._plan.base.key, BASE):
+                found = await in_thread(self._ledger.find, "stages", self._plan.base.key)
+                self._snapshots[None] = found or await self._make_base()
+                result.append(self._snapshots[None])
+        self._base_done.set()
+
+    async def _make_base(self) -> Snapshot:
+        directory = self._slots.next_directory("base")
+        directory.mkdir(mode=0o700)
+        image = await make_base_disk(self._plan, self._shop.architecture, directory)
+        snapshot = await self._committer.base(image)
+        return await in_thread(self._ledger.keep, "stages", self._plan.base.key, snapshot)
+
+    # -- stages --------------------------------------------------------------------------------------------
+
+    async def _stage(self, stage: Stage, schedule: Schedule) -> None:
+        if not _is_work(stage):
+            await self._wait_for(stage)
+        elif stage.id not in schedule.needed:
+            kept = self._snapshots.get(stage.id)
+            what, position = step_words(stage), self._positions[stage.id]
+            self._hit(stage.id, position, what, "cached" if kept else "not needed", kept)
+        else:
+            await self._wait_for(stage)
+            await self._work_on(stage, schedule)
+        self._done[stage.id].set()
+
+    async def _wait_for(self, stage: Stage) -> None:
+        for other in ((stage.parent,) if stage.parent else ()) + stage.waits:
+            await self._done[other].wait()
+        if state_parent(self._plan, stage) is None:
+            await self._base_done.wait()
+
+    async def _work_on(self, stage: Stage, schedule: Schedule) -> None:
+        parent = state_parent(self._plan, stage)
+        inherited = self._live.pop(parent, None) if parent and schedule.heirs.get(parent) == stage.id else None
+
+        async def let_go() -> None:
+            # Never wait for another builder with a machine in hand: it may wait for ours.
+            if inherited is not None:
+                await inherited.close()
+
+        position, what = self._positions[stage.id], step_words(stage)
+        async with self._measured(stage.id, position, what, self._why(stage.id)) as result:
+            async with self._locked(stage.key, stage.id, let_go):
+                found = await in_thread(self._ledger.find, "stages", stage.key)
+                if found is not None:
+                    await let_go()
+                else:
+                    found = await self._run_stage(stage, inherited, keep_machine=stage.id in schedule.heirs)
+                self._snapshots[stage.id] = found
+            result.append(found)
+
+    async def _run_stage(self, stage: Stage, inherited: StagingMachine | None, *, keep_machine: bool) -> Snapshot:
+        parent = self._snapshots[state_parent(self._plan, stage)]
+        # Before a machine is started: a step must not wait for a second slot while it holds one.
+        fetched = await self._fetch(stage)
+        staged = inherited if inherited is not None and not inherited.closed else await self._boot(parent)
+        try:
+            await perform(stage, staged, self._shop.sink, fetched)
+            if stage.step.verb == "verify":
+                return await in_thread(self._ledger.keep, "stages", stage.key, parent)
+            snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine)
+            snapshot = await in_thread(self._ledger.keep, "stages", stage.key, snapshot)
+            if keep_machine:
+                self._live[stage.id] = staged
+            return snapshot
+        except StepFailed as error:
+            raise await self._committer.with_entrance(stage, staged, error, keep=self._shop.keep) from error
+        finally:
+            if stage.id not in self._live:
+                await staged.close()
+
+    async def _boot(self, snapshot: Snapshot, *, initialise: bool = True) -> StagingMachine:
+        """A machine in that state: restored where it has memory, else booted."""
+        staged = await StagingMachine.start(
+            self._slots,
+            self._shop.driver,
+            self._cache,
+            snapshot,
+            self._plan.machine,
+            internet=self._plan.internet,
+            restore=snapshot.memory is not None and snapshot.id != self._plan.base.snapshot,
+            initialise=initialise,
+        )
+        self._machines.append(staged)
+        return staged
+
+    async def _fetch(self, stage: Stage) -> Path | None:
+        """Tar the files of another step's state, in a machine of that state."""
+        copy = stage.step.copy_
+        if copy is None or not isinstance(copy.from_, FromStep):
+            return None
+        archive = self._slots.next_directory("files")
+        staged = await self._boot(self._snapshots[state_of(self._plan, copy.from_.step)])
+        try:
+            with archive.open("wb") as file:
+                async for chunk in staged.guest.get_archive(copy.from_.path):
+                    await in_thread(file.write, chunk)
+        except SandboxDead:
+            raise
+        except AenvError as error:
+            raise StepFailed(f"step {stage.id!r} (copy) cannot read {copy.from_.path}: {error.message}") from error
+        finally:
+            await staged.close()
+        return archive
+
+    # -- outputs -------------------------------------------------------------------------------------------
+
+    async def _output(self, position: int, planned: PlannedOutput) -> None:
+        """Commit an output's snapshot. It is named only when everything has held; see ``publish``."""
+        if planned.state is None:
+            await self._base_done.wait()
+        else:
+            await self._done[planned.state].wait()
+            if state_of(self._plan, planned.state) is None:
+                await self._base_done.wait()
+        state = self._snapshots[state_of(self._plan, planned.state)]
+        async with self._locked(planned.key, f"output {planned.name}"):
+            found = await in_thread(self._ledger.find, "outputs", planned.key)
+            if found is None:
+                found = await self._make_output(planned, state)
+                found = await in_thread(self._ledger.keep, "outputs", planned.key, found)
+                self._built_outputs.add(position)
+            self._outputs[position] = found
+
+    async def _make_output(self, planned: PlannedOutput, state: Snapshot) -> Snapshot:
+        directory = self._slots.next_directory("out")
+        of_step = state_of(self._plan, planned.state) is not None
+        if not planned.memory or (of_step and state.memory is not None):
+            return await self._committer.output_of(planned, state, self._cache, directory)
+        # Memory of a state without any: a fresh boot, so that no trace of the build is in the image.
+        staged = await self._boot(state, initialise=False)
+        try:
+            return await self._committer.output_from(planned, staged)
+        finally:
+            await staged.close()
+
+    # -- small things --------------------------------------------------------------------------------------
+
+    def _why(self, step: str) -> str:
+        if self._shop.fresh:
+            return "the cache is not used"
+        inputs = self._plan.base.inputs if step == BASE else self._plan.stages[step].inputs
+        return self._notes.why_missed(step, inputs)
+
+    def _locked(
+        self, key: StageKey, step: str, on_wait: Callable[[], Awaitable[None]] | None = None
+    ) -> AbstractAsyncContextManager[None]:
+        async def tell() -> None:
+            self._tell(events.StageNote(step=step, text="another build makes the same; waiting for its result"))
+            if on_wait is not None:
+                await on_wait()
+
+        return key_lock(self._shop.home.locks, key, tell)
+
+    @asynccontextmanager
+    async def _measured(self, step: str, position: int, what: str, why: str) -> AsyncIterator[list[Snapshot]]:
+        """Tell the start and the end of work; the caller puts the result into the list."""
+        began = time.monotonic()
+        self._tell(events.StageStarted(step=step, position=position, what=what, why=why))
+        result: list[Snapshot] = []
+        try:
+            yield result
+        except AenvError as error:
+            self._tell(events.StageFailed(step=step, position=position, what=what, message=error.message))
+            raise
+        spent_ms = round((time.monotonic() - began) * 1000)
+        self._tell(
+            events.StageFinished(
+                step=step, position=position, what=what, milliseconds=spent_ms, snapshot_id=result[0].id
+            )
+        )
+
+    def _hit(self, step: str, position: int, what: str, why: str, kept: Snapshot | None) -> None:
+        self._tell(
+            events.StageHit(
+                step=step, position=position, what=what, why=why, snapshot_id=kept.id if kept else None
+            )
+        )
+
+    def _tell(self, event: events.BuildEvent) -> None:
+        self._shop.sink(event)

@@ -1,0 +1,116 @@
+"""What is known from before: results by key in the repository, and this node's notes of why a key changed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from aenv_build.keys import Inputs
+from aenv_build.plan import Plan
+from aenv_run.errors import NotFound
+from aenv_run.repository import Repository
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import Model, Name, SnapshotId, StageKey
+
+BASE = "base"
+
+
+class KeptResult(Model):
+    """The record at refs/stages/<key> and refs/outputs/<key>. Of a verify: the snapshot that it held for."""
+
+    snapshot_id: SnapshotId
+
+
+class Ledger:
+    """Results by key. Blocking; ``fresh`` ignores what is there and replaces it."""
+
+    def __init__(self, repository: Repository, *, fresh: bool = False) -> None:
+        self._repository = repository
+        self._fresh = fresh
+
+    def find(self, kind: str, key: StageKey) -> Snapshot | None:
+        """The kept snapshot; a record whose snapshot is gone counts as none."""
+        if self._fresh:
+            return None
+        kept = self._repository.recall(kind, key, KeptResult)
+        if kept is None:
+            return None
+        try:
+            return self._repository.snapshot(kept.snapshot_id)
+        except NotFound:
+            return None
+
+    def keep(self, kind: str, key: StageKey, snapshot: Snapshot) -> Snapshot:
+        """Record it; of two builders one wins and both go on with that one's."""
+        mine = KeptResult(snapshot_id=snapshot.id)
+        if self._fresh:
+            self._repository.forget(kind, key)
+        kept = self._repository.record(kind, key, mine)
+        if kept == mine:
+            return snapshot
+        try:
+            return self._repository.snapshot(kept.snapshot_id)
+        except NotFound:  # the record outlived its snapshot
+            self._repository.forget(kind, key)
+            self._repository.record(kind, key, mine)
+            return snapshot
+
+
+class _Notes(Model):
+    steps: dict[str, dict[str, str]]
+
+
+class Notes:
+    """The inputs of the last build per recipe name and step, so that a miss can name what differs."""
+
+    def __init__(self, folder: Path, recipe: Name) -> None:
+        self._path = folder / f"{recipe}.json"
+        self._former = self._read()
+
+    def why_missed(self, step: str, inputs: Inputs) -> str:
+        """One phrase for people."""
+        former = self._former.get(step)
+        if former is None:
+            return "never built here"
+        changed = inputs.differences(former)
+        if not changed:
+            return "its result is no longer in the repository"
+        return "changed: " + ", ".join(_phrase(name, former, inputs.values) for name in changed)
+
+    def write(self, plan: Plan) -> None:
+        """Remember the inputs of this build. Losing them costs an explanation, no correctness."""
+        steps = {BASE: dict(plan.base.inputs.values)}
+        steps |= {stage.id: dict(stage.inputs.values) for stage in plan.stages.values()}
+        steps |= {f"output {out.name}": dict(out.inputs.values) for out in plan.outputs}
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        temporary.write_text(_Notes(steps=steps).model_dump_json())
+        temporary.replace(self._path)
+
+    def _read(self) -> dict[str, dict[str, str]]:
+        try:
+            return _Notes.model_validate_json(self._path.read_bytes()).steps
+        except (OSError, ValidationError):
+            return {}
+
+
+def _phrase(name: str, former: Mapping[str, str], now: Mapping[str, str]) -> str:
+    """The input's name, and both values where they are short and readable."""
+    if name == "parent":
+        return "the state it starts from"
+    before, after = former.get(name, "nothing"), now.get(name, "nothing")
+    if name in {"from", "content", "envd"} or len(before) + len(after) > 120:
+        return {"from": "the copied files", "content": "the archive", "envd": "the guest daemon"}.get(name, name)
+    return f"{name} ({_plain(before)} -> {_plain(after)})"
+
+
+def _plain(text: str) -> str:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return text
+    return value if isinstance(value, str) else text

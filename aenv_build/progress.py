@@ -1,0 +1,123 @@
+"""Sinks for build events: plain lines, JSON lines, and a live tree on a terminal."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.spinner import Spinner
+from rich.text import Text
+
+from aenv_build import events
+from aenv_build.wording import seconds
+
+TREE_LINES = 4
+
+
+class PlainLines:
+    """One line per event, as CI logs want it: ``[2/5] repo  run … done in 3.2 s``."""
+
+    def __init__(self, stream: TextIO, *, explain: bool = False) -> None:
+        self._stream = stream
+        self._explain = explain
+        self._total = 0
+
+    def __call__(self, event: events.BuildEvent) -> None:
+        """Print it."""
+        for line in self.lines(event):
+            self._stream.write(line + "\n")
+        self._stream.flush()
+
+    def lines(self, event: events.BuildEvent) -> list[str]:
+        """The lines of an event."""
+        if isinstance(event, events.BuildStarted):
+            self._total = event.total
+            return [
+                f"{event.recipe}: {event.total} stages, {event.hits} cached; driver {event.driver}: {event.why}"
+            ]
+        if isinstance(event, events.StageHit):
+            return [f"{self._head(event.position, event.step)}  {event.what}  {event.why}"]
+        if isinstance(event, events.StageStarted):
+            why = f"  ({event.why})" if self._explain else ""
+            return [f"{self._head(event.position, event.step)}  {event.what} …{why}"]
+        if isinstance(event, events.StageOutput):
+            return [f"  {event.step} | {event.text}"]
+        if isinstance(event, events.StageNote):
+            return [f"  {event.step}: {event.text}"]
+        if isinstance(event, events.StageFinished):
+            head = self._head(event.position, event.step)
+            return [f"{head}  {event.what}  done in {seconds(event.milliseconds)}"]
+        if isinstance(event, events.StageFailed):
+            return [f"{self._head(event.position, event.step)}  {event.what}  FAILED"]
+        fresh = "" if event.fresh else " (unchanged)"
+        tags = f" [{', '.join(event.tags)}]" if event.tags else ""
+        return [f"{event.name}:{event.version}{tags} = {event.snapshot_id.short}{fresh}"]
+
+    def _head(self, position: int, step: str) -> str:
+        return f"[{position}/{self._total or '?'}] {step}"
+
+
+class JsonLines:
+    """One JSON object per event."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def __call__(self, event: events.BuildEvent) -> None:
+        """Write it."""
+        self._stream.write(event.model_dump_json() + "\n")
+        self._stream.flush()
+
+
+class LiveTree:
+    """Running stages with their time and last lines, kept in place; finished ones scroll above. Use ``with``."""
+
+    def __init__(self, console: Console, *, explain: bool = False) -> None:
+        self._console = console
+        self._plain = PlainLines(console.file, explain=explain)
+        self._running: dict[str, _Running] = {}
+        self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
+
+    def __enter__(self) -> Self:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._running.clear()
+        self._live.__exit__(kind, error, trace)
+
+    def __call__(self, event: events.BuildEvent) -> None:
+        """Show it."""
+        if isinstance(event, events.StageStarted):
+            self._running[event.step] = _Running(self._plain.lines(event)[0])
+        elif isinstance(event, events.StageOutput):
+            if running := self._running.get(event.step):
+                running.lines = [*running.lines, event.text][-TREE_LINES:]
+        else:
+            if isinstance(event, events.StageFinished | events.StageFailed):
+                self._running.pop(event.step, None)
+            style = "red" if isinstance(event, events.StageFailed) else ""
+            for line in self._plain.lines(event):
+                self._console.print(Text(line, style=style))
+
+    def _render(self) -> Group:
+        rows: list[Spinner | Text] = []
+        for running in self._running.values():
+            spent_ms = round((time.monotonic() - running.began) * 1000)
+            rows.append(Spinner("dots", Text(f"{running.head} {seconds(spent_ms)}", style="bold")))
+            rows += [
+                Text(f"    │ {line}", style="dim", no_wrap=True, overflow="ellipsis") for line in running.lines
+            ]
+        return Group(*rows)
+
+
+class _Running:
+    def __init__(self, head: str) -> None:
+        self.head = head
+        self.began = time.monotonic()
+        self.lines: list[str] = []

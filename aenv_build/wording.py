@@ -1,0 +1,54 @@
+"""How stages read to people."""
+
+from __future__ import annotations
+
+import shlex
+
+from aenv_build.plan import Plan, Stage
+from aenv_build.recipe import FromStep
+
+WIDTH = 60
+
+
+def base_words(plan: Plan) -> str:
+    """The base in a few words."""
+    base = plan.source.recipe.base
+    if base.debootstrap is not None:
+        return f"debootstrap {base.debootstrap.suite}"
+    return f"archive {base.archive}" if base.archive is not None else f"snapshot {base.snapshot}"
+
+
+def step_words(stage: Stage) -> str:
+    """The verb and the start of what it does, on one line."""
+    step = stage.step
+    if step.copy_ is not None:
+        source = step.copy_.from_
+        shown = f"{source.step}:{source.path}" if isinstance(source, FromStep) else source
+        return _short(f"copy {shown} -> {step.copy_.to}")
+    command = step.run or step.start
+    words = command.command if command is not None else step.verify.run if step.verify is not None else ""
+    text = words if isinstance(words, str) else shlex.join(words)
+    return _short(f"{step.verb} {text}".strip())
+
+
+def _short(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
+
+
+def seconds(milliseconds: int) -> str:
+    """``3.2 s`` or ``2 min 05 s``."""
+    if milliseconds < 99_950:
+        return f"{milliseconds / 1000:.1f} s"
+    minutes, rest = divmod(round(milliseconds / 1000), 60)
+    return f"{minutes} min {rest:02d} s"
+
+
+def size(size_bytes: int) -> str:
+    """``12.3 MiB``."""
+    value = float(size_bytes)
+    for unit in ("B", "KiB", "MiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} GiB"
