@@ -25,7 +25,7 @@ from aenv_build.wording import base_words, size, step_words
 from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository
 from aenv_run.drivers.select import Selected, select
-from aenv_run.errors import AenvError, InvalidInput, Interrupted, Unsupported
+from aenv_run.errors import AenvError, Interrupted, InvalidInput, Unsupported
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot

@@ -16,7 +16,7 @@ from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
 from aenv_run.errors import NotFound, RecipeError
 
-Data: TypeAlias = "None | bool | int | str | list[Data] | dict[str, Data]"
+Data: TypeAlias = "bool | int | str | list[Data] | dict[str, Data] | None"
 Where: TypeAlias = tuple[str | int, ...]
 
 MAX_BYTES = 1 << 20

@@ -77,6 +77,35 @@ def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
         )
 
 
+def holds_directory(archive: Path) -> bool:
+    """Whether the tar is of a directory: its first entry says so."""
+    with tarfile.open(archive, "r|") as tar:
+        first = tar.next()
+    return first is not None and first.isdir()
+
+
+def strip_top(archive: Path, target: Path, *, name: str) -> None:
+    """A sandbox's tar of one path as ``write_tar`` would have made it: a directory's content, or a file as ``name``.
+
+    The archive is untrusted. It is only rewritten here; the receiving sandbox extracts it.
+    """
+    with tarfile.open(archive, "r|") as source, tarfile.open(target, "w|", format=tarfile.PAX_FORMAT) as out:
+        top = ""
+        while (member := source.next()) is not None:
+            source.members = []  # type: ignore[attr-defined]  # it would keep every header
+            if not top:
+                top = member.name + "/"
+                if member.isdir():
+                    continue
+                member.name = name
+            member.name = member.name.removeprefix(top)
+            if member.islnk():
+                member.linkname = member.linkname.removeprefix(top)
+            for key in ("path", "linkpath"):
+                member.pax_headers.pop(key, None)
+            out.addfile(member, source.extractfile(member) if member.isreg() else None)
+
+
 def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry) -> bytes:
     with open(entry.path, "rb") as file:  # noqa: PTH123 - names may not be UTF-8
         member.size = os.fstat(file.fileno()).st_size

@@ -119,11 +119,9 @@ def _place(data: Data, detail: ErrorDetails) -> tuple[Where, bool]:
     where: list[str | int] = []
     here = data
     for part in detail["loc"]:
-        if isinstance(here, list) and isinstance(part, int) and part < len(here):
-            here = here[part]
-        elif isinstance(here, dict) and isinstance(part, str) and part in here:
-            here = here[part]
-        else:
+        try:
+            here = here[part]  # type: ignore[index]
+        except (KeyError, IndexError, TypeError):
             continue
         where.append(part)
     return tuple(where), detail["type"] == "extra_forbidden" or "[key]" in detail["loc"]

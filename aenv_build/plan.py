@@ -341,8 +341,8 @@ def machine_of(source: Source, base: Snapshot | None) -> MachineSpec:
     default = base.machine if base else DEFAULT_MACHINE
     if base and wanted.disk is not None and wanted.disk != base.machine.disk_mib:
         raise Unsupported(
-            f"{source.document.mark(('machine', 'disk'))}: the base snapshot's disk has {base.machine.disk_mib} MiB; "
-            "a disk cannot change its size",
+            f"{source.document.mark(('machine', 'disk'))}: the base snapshot's disk has "
+            f"{base.machine.disk_mib} MiB; a disk cannot change its size",
             fix="leave out 'disk', or build the base with the size you need",
         )
     return MachineSpec(

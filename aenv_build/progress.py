@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import Self, TextIO
+from typing import IO, Self
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -20,7 +20,7 @@ TREE_LINES = 4
 class PlainLines:
     """One line per event, as CI logs want it: ``[2/5] repo  run … done in 3.2 s``."""
 
-    def __init__(self, stream: TextIO, *, explain: bool = False) -> None:
+    def __init__(self, stream: IO[str], *, explain: bool = False) -> None:
         self._stream = stream
         self._explain = explain
         self._total = 0
@@ -63,7 +63,7 @@ class PlainLines:
 class JsonLines:
     """One JSON object per event."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
 
     def __call__(self, event: events.BuildEvent) -> None:

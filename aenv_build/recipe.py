@@ -146,7 +146,7 @@ class FromStep(RecipeModel):
 
 
 class Copy(RecipeModel):
-    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes into ``to/``."""
+    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes in ``to/``."""
 
     from_: str | FromStep = Field(alias="from")
     to: RelativeOrAbsolute
@@ -194,7 +194,7 @@ class Step(RecipeModel):
     @property
     def verb(self) -> str:
         """The one verb of the step."""
-        values = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
+        values: dict[str, object] = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
         values |= {"user": self.user, "verify": self.verify, "start": self.start}
         return next(verb for verb in self.VERBS if values[verb] is not None)
 

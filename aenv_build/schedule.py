@@ -1,4 +1,4 @@
-"""Which stages must run, and which of them goes on in its parent's machine. Pure: decided before anything starts."""
+"""Which stages must run, and which goes on in its parent's machine. Pure: decided before anything starts."""
 
 from __future__ import annotations
 

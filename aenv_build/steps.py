@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import posixpath
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_build.events import Sink, StageOutput
-from aenv_build.files import write_tar
+from aenv_build.files import holds_directory, strip_top, write_tar
 from aenv_build.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.plan import Stage, argv, copy_target, run_context
-from aenv_build.recipe import Ready, Run, Verify
+from aenv_build.recipe import FromStep, Ready, Run, Verify
 from aenv_build.staging import StagingMachine
 from aenv_build.threads import in_thread
 from aenv_run.errors import AenvError, CommandTimeout, SandboxDead, StepFailed
@@ -144,15 +145,20 @@ async def _copy(stage: Stage, staged: StagingMachine, fetched: Path | None) -> N
     user = copy.user or stage.context.user
     archive = staged.scratch("copy.tar")
     try:
-        if fetched is not None:
-            await staged.guest.put_archive(target.rstrip("/") or "/", fetched, user=user)
-            return
-        files = stage.files
-        assert files is not None
+        if isinstance(copy.from_, FromStep):
+            assert fetched is not None
+            source = posixpath.basename(copy.from_.path.rstrip("/"))
+            is_directory = await in_thread(holds_directory, fetched)
+        else:
+            assert stage.files is not None
+            source, is_directory = stage.files.root.name, stage.files.is_directory
         folder, name = target.rstrip("/") or "/", ""
-        if not files.is_directory:
-            folder, _, name = (target + files.root.name if target.endswith("/") else target).rpartition("/")
-        await in_thread(write_tar, files, archive, name=name)
+        if not is_directory:
+            folder, _, name = (target + source if target.endswith("/") else target).rpartition("/")
+        if fetched is not None:
+            await in_thread(strip_top, fetched, archive, name=name)
+        elif stage.files is not None:
+            await in_thread(write_tar, stage.files, archive, name=name)
         await staged.guest.put_archive(folder or "/", archive, user=user)
     finally:
         archive.unlink(missing_ok=True)

@@ -8,6 +8,9 @@ target resolves inside. Only the standard library is used: nothing can be import
 Exit 0, or 3 with one line on stderr that says what is wrong with the archive.
 """
 
+# ruff: noqa: PTH101, PTH102, PTH103, PTH106, PTH108, PTH120, PTH123, PTH211
+# Paths are relative to the new root and need not be UTF-8: os calls say exactly what is done.
+
 from __future__ import annotations
 
 import errno
@@ -44,7 +47,7 @@ class Unpacker:
         self._devices = devices
         self._directory_times: list[tuple[str, float]] = []
 
-    def unpack(self, stream: IO[bytes]) -> int:
+    def unpack(self, stream: IO[bytes] | gzip.GzipFile | lzma.LZMAFile) -> int:
         """All entries in order; a later one replaces an earlier of the same name. Returns their number."""
         count = 0
         with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
@@ -151,9 +154,9 @@ def shown(name: str) -> str:
     return repr(name if len(name) <= 200 else name[:200] + "…")
 
 
-def open_archive(path: str) -> tuple[IO[bytes], subprocess.Popen[bytes] | None]:
+def open_archive(path: str) -> tuple[IO[bytes] | gzip.GzipFile | lzma.LZMAFile, subprocess.Popen[bytes] | None]:
     """The tar stream, decompressed by what the file's first bytes say, and the process that does it."""
-    file = open(path, "rb")  # noqa: PTH123, SIM115 - a script of os calls; the process ends soon
+    file = open(path, "rb")  # noqa: SIM115 - the process ends soon
     magic = file.read(6)
     file.seek(0)
     if magic.startswith(b"\x1f\x8b"):
