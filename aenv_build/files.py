@@ -85,7 +85,7 @@ def holds_directory(archive: Path) -> bool:
 
 
 def strip_top(archive: Path, target: Path, *, name: str) -> None:
-    """A sandbox's tar of one path as ``write_tar`` would have made it: a directory's content, or a file as ``name``.
+    """A sandbox's tar of one path as ``write_tar`` makes it: a directory's content, or a file as ``name``.
 
     The archive is untrusted. It is only rewritten here; the receiving sandbox extracts it.
     """
@@ -101,8 +101,8 @@ def strip_top(archive: Path, target: Path, *, name: str) -> None:
             member.name = member.name.removeprefix(top)
             if member.islnk():
                 member.linkname = member.linkname.removeprefix(top)
-            for key in ("path", "linkpath"):
-                member.pax_headers.pop(key, None)
+            kept = {key: value for key, value in member.pax_headers.items() if key not in {"path", "linkpath"}}
+            member.pax_headers = kept
             out.addfile(member, source.extractfile(member) if member.isreg() else None)
 
 
