@@ -88,6 +88,12 @@ class CommandTimeout(AenvError):
     code, exit_code, http_status = "command_timeout", 124, 504
 
 
+class CommandFailed(AenvError):
+    """A command exited with another code than 0, and the caller had asked for an error in that case."""
+
+    code, exit_code, http_status = "command_failed", 1, 422
+
+
 class Unauthenticated(AenvError):
     """The access token or API key is missing or wrong."""
 

@@ -100,8 +100,11 @@ class Guest:
                 raise SandboxDead(f"the sandbox's daemon did not answer within {timeout_s:g} s")
             await asyncio.sleep(0.005)
 
-    async def initialise(self, identity: Identity) -> None:
-        """Give the guest its identity, the host's time and fresh entropy; later calls carry its token."""
+    async def initialise(self, identity: Identity, *, restored: bool = False) -> None:
+        """Give the guest its identity, the host's time and fresh entropy; later calls carry its token.
+
+        ``restored``: every connection that the daemon remembers is of another life and is to be closed.
+        """
         request: dict[str, object] = {
             "accessToken": identity.access_token,
             "hostname": identity.hostname,
@@ -112,6 +115,8 @@ class Guest:
             "defaultUser": identity.default_user,
             "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         }
+        if restored:
+            request["restored"] = True
         if identity.default_workdir is not None:
             request["defaultWorkdir"] = identity.default_workdir
         await self._plain("POST", "/init", json=request)

@@ -1,0 +1,81 @@
+"""What several commands need: running async code, opening a sandbox, completing ids, parsing NAME=VALUE."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+import click
+from click.shell_completion import CompletionItem
+
+from aenv_run.errors import InvalidInput
+from aenv_run.paths import Home
+
+if TYPE_CHECKING:
+    from aenv_run.catalog import Catalog
+    from aenv_run.sdk_async import AsyncSandbox
+
+T = TypeVar("T")
+
+
+def run_async(work: Coroutine[object, object, T]) -> T:
+    """Run to the end; Ctrl-C cancels it, lets it clean up, and is raised again."""
+    return asyncio.run(work)
+
+
+async def open_sandbox(sandbox_id: str) -> AsyncSandbox:
+    """The sandbox as it is: a paused one stays paused (and then refuses commands)."""
+    from aenv_run.node_client import NodeClient
+    from aenv_run.sdk_async import AsyncSandbox
+
+    node = NodeClient()
+    return AsyncSandbox(await node.get(sandbox_id), node)
+
+
+def open_catalog() -> Catalog:
+    """The catalog of the repository that the environment names."""
+    from aenv_run.catalog import Catalog
+    from aenv_run.config import open_repository
+
+    return Catalog(open_repository(None, Home.default()))
+
+
+def pairs(values: Sequence[str], what: str) -> dict[str, str]:
+    """``("A=1", "B=2")`` as a dictionary."""
+    result: dict[str, str] = {}
+    for value in values:
+        name, separator, rest = value.partition("=")
+        if not separator or not name:
+            raise InvalidInput(f"{what} {value!r} is not NAME=VALUE")
+        result[name] = rest
+    return result
+
+
+def complete_sandbox(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Ids on disk; asks no node."""
+    directory = Home.default().sandboxes
+    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
+    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+
+
+def complete_snapshot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """``name:version`` of the catalog."""
+    found = [f"{entry.name}:{entry.version}" for entry in open_catalog().entries()]
+    return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
+
+
+sandbox_argument = click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds from ``300``, ``90s``, ``5m``, ``2h``."""
+    units = {"s": 1, "m": 60, "h": 3600}
+    number, unit = (text[:-1], units[text[-1]]) if text[-1:] in units else (text, 1)
+    try:
+        seconds = float(number) * unit
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no duration", fix="write seconds, or 90s, 5m, 2h") from None
+    if not 0 < seconds <= 86400:
+        raise InvalidInput(f"a time of {text} is not possible", fix="give more than 0 and at most 24h")
+    return seconds

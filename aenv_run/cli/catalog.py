@@ -1,0 +1,152 @@
+"""catalog ls, show, tag, rm. They read and write the repository directly; no node is needed."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from aenv_run.catalog import Entry, Reference
+from aenv_run.cli.arguments import complete_snapshot, open_catalog
+from aenv_run.cli.output import age, json_option, print_json, print_table, size
+from aenv_run.errors import InvalidInput
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import Name, Tag
+
+reference_argument = click.argument("reference", metavar="SNAPSHOT", shell_complete=complete_snapshot)
+
+
+@click.group()
+def catalog() -> None:
+    """Named snapshots. A version never changes; a tag moves."""
+
+
+@catalog.command("ls", epilog="\b\nExamples:\n  aenv catalog ls\n  aenv catalog ls swe-task --json")
+@click.argument("name", required=False)
+@json_option
+def list_entries(name: str | None, as_json: bool) -> None:
+    """List the versions of all names, or of one."""
+    entries = open_catalog().entries(Name(name) if name else None)
+    if as_json:
+        print_json(entries)
+        return
+    rows = [
+        [
+            f"{entry.name}:{entry.version}",
+            ", ".join(entry.tags),
+            entry.snapshot_id.short,
+            _age(entry.created_at),
+            size(entry.size_bytes),
+            entry.problem or ("yes" if entry.has_memory else "no"),
+        ]
+        for entry in entries
+    ]
+    empty = "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
+    print_table(["SNAPSHOT", "TAGS", "ID", "AGE", "SIZE", "MEMORY"], rows, empty=empty)
+
+
+@catalog.command(epilog="\b\nExample:\n  aenv catalog show swe-task:1")
+@reference_argument
+@json_option
+def show(reference: str, as_json: bool) -> None:
+    """Show one snapshot: lineage, layers, what its memory is bound to, where it came from."""
+    names = open_catalog()
+    resolved = names.resolve(reference)
+    lineage = names.lineage(resolved.snapshot_id)
+    entries = names.entries()
+    if as_json:
+        print_json(
+            {
+                "snapshot_id": str(resolved.snapshot_id),
+                "names": [f"{e.name}:{e.version}" for e in entries if e.snapshot_id == resolved.snapshot_id],
+                "lineage": [str(snapshot.id) for snapshot in lineage],
+                "snapshot": lineage[0].model_dump(mode="json"),
+            }
+        )
+        return
+    _print_facts(lineage[0], entries)
+    click.echo(click.style("\nlineage, newest first", bold=True))
+    rows = [[s.id.short, _names_of(s, entries), s.provenance.step or "", _what(s)] for s in lineage]
+    print_table(["ID", "NAMES", "STEP", "ADDS"], rows)
+    click.echo(click.style("\ndisk layers, base first", bold=True))
+    print_table(["BLOB", "SIZE"], [[blob.digest[:19], size(blob.size_bytes)] for blob in lineage[0].disk])
+    _print_memory(lineage[0])
+
+
+def _print_facts(snapshot: Snapshot, entries: list[Entry]) -> None:
+    machine, context, origin = snapshot.machine, snapshot.context, snapshot.provenance
+    rows = [
+        ("snapshot", snapshot.id),
+        ("names", _names_of(snapshot, entries) or "-"),
+        (
+            "machine",
+            f"{machine.cpus} cpu, {machine.memory_mib} MiB memory, {machine.disk_mib} MiB disk, "
+            f"{snapshot.architecture}",
+        ),
+        ("runs as", f"{context.user} in {context.workdir}"),
+        ("recipe", " ".join(x for x in (origin.recipe_name, (origin.recipe_digest or "")[:19]) if x) or "-"),
+        ("step", origin.step or "-"),
+        ("commit", origin.source_commit or "-"),
+        ("built by", f"{origin.builder or '-'} at {origin.created_at or '-'}"),
+        *(("label", f"{key}={value}") for key, value in sorted(snapshot.labels.items())),
+    ]
+    for key, value in rows:
+        click.echo(f"{click.style(f'{key:<10}', bold=True)}{value}")
+
+
+def _print_memory(snapshot: Snapshot) -> None:
+    click.echo(click.style("\nmemory", bold=True))
+    if snapshot.memory is None:
+        click.echo("none: it boots from its disk")
+        return
+    for role, blob in snapshot.memory.files.items():
+        click.echo(f"{role:<14}{blob.digest[:19]}  {size(blob.size_bytes)}")
+    for key, value in snapshot.memory.facts.model_dump(mode="json").items():
+        click.echo(f"{key:<14}{value}")
+
+
+def _names_of(snapshot: Snapshot, entries: list[Entry]) -> str:
+    return ", ".join(f"{e.name}:{e.version}" for e in entries if e.snapshot_id == snapshot.id)
+
+
+def _what(snapshot: Snapshot) -> str:
+    return f"{len(snapshot.disk)} layers" + (" and memory" if snapshot.memory else "")
+
+
+@catalog.command(
+    epilog="\b\nExamples:\n  aenv catalog tag swe-task:2 stable\n  aenv catalog tag swe-task:2 old --delete"
+)
+@reference_argument
+@click.argument("tag")
+@click.option("--delete", is_flag=True, help="Remove the tag instead.")
+def tag(reference: str, tag: str, delete: bool) -> None:
+    """Move TAG to a version of a name."""
+    names = open_catalog()
+    resolved = names.resolve(reference)
+    if resolved.name is None or resolved.version is None:
+        raise InvalidInput("a tag belongs to a name", fix="write NAME:VERSION, not a snapshot id")
+    if delete:
+        names.untag(resolved.name, Tag(tag))
+    else:
+        names.tag(resolved.name, Tag(tag), resolved.version)
+        click.echo(f"{resolved.name}:{tag} -> {resolved.name}:{resolved.version}")
+
+
+@catalog.command("rm", epilog="\b\nExamples:\n  aenv catalog rm swe-task:1\n  aenv catalog rm swe-task --all")
+@reference_argument
+@click.option("--all", "everything", is_flag=True, help="Every version of the name.")
+def remove(reference: str, everything: bool) -> None:
+    """Take a version (or with --all a name) out of the catalog. Running sandboxes are not touched."""
+    parsed = Reference.parse(reference)
+    if parsed.name is None or (parsed.version is None) != everything:
+        raise InvalidInput("say which version to remove", fix="write NAME:VERSION, or NAME --all")
+    for version in open_catalog().remove(parsed.name, parsed.version):
+        click.echo(f"{parsed.name}:{version}")
+
+
+def _age(created_at: str) -> str:
+    try:
+        moment = datetime.fromisoformat(created_at.replace("Z", "+00:00"))
+    except ValueError:
+        return "-"
+    return age(moment.astimezone(UTC).timestamp())

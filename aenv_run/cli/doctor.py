@@ -1,0 +1,40 @@
+"""doctor."""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from aenv_run.cli.arguments import run_async
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
+from aenv_run.doctor import Check, examine
+from aenv_run.paths import Home
+
+
+@click.command(epilog="\b\nExample:\n  aenv doctor --json")
+@json_option
+def doctor(as_json: bool) -> int:
+    """Say what works on this machine, what is missing and how to get it. Exit code 69 when nothing can run."""
+    with spinner("looking"):
+        report = run_async(examine(Home.default(), os.environ.get("AENV_DRIVER", "auto")))
+    if as_json:
+        print_json(report)
+        return 0 if report.healthy else 69
+    for driver in report.drivers:
+        verdict = f"works ({driver.mode})" if driver.usable else "does not work here"
+        click.echo(click.style(f"{driver.driver.value}: {verdict}", bold=True) + f" - {driver.why}")
+        print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in driver.requirements])
+        click.echo()
+    click.echo(click.style("this node", bold=True))
+    print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.checks])
+    click.echo()
+    if report.chosen is None:
+        click.echo(click.style("no driver works here", fg="red", bold=True) + f": {report.why}")
+        return 69
+    click.echo(f"{click.style('auto picks', bold=True)} {report.why}")
+    return 0 if report.healthy else 69
+
+
+def _row(check: Check) -> list[str]:
+    return ["ok" if check.present else "--", check.name, check.detail, "" if check.present else check.fix]

@@ -1,0 +1,84 @@
+"""How the commands speak: tables or JSON on stdout, progress on a terminal's stderr only."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import click
+from pydantic import BaseModel
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, object] | list[object]) -> None:
+    """One JSON document."""
+    click.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty: str = "") -> None:
+    """A table without lines, cut to nothing: it can be piped. ``empty`` goes to stderr when there are no rows."""
+    if not rows:
+        if empty:
+            click.echo(empty, err=True)
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    console = Console(highlight=False)
+    width = console.measure(table).maximum
+    if not console.is_terminal or width > console.width:
+        console = Console(highlight=False, width=max(width, 40), soft_wrap=True)
+    console.print(table)
+
+
+@contextmanager
+def spinner(text: str) -> Iterator[None]:
+    """While something takes more than a moment; silent when stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    from rich.console import Console
+
+    with Console(stderr=True).status(text):
+        yield
+
+
+def duration(seconds: float) -> str:
+    """``12s``, ``5m``, ``3h``, ``2d``."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= 2 * size or (unit == "d" and seconds >= size):
+            return f"{int(seconds // size)}{unit}"
+    return f"{max(0, int(seconds))}s"
+
+
+def age(since_s: float) -> str:
+    """Time since then."""
+    return duration(time.time() - since_s)
+
+
+def size(count: int) -> str:
+    """``512 MiB``."""
+    value = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024 or unit == "GiB":
+            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    raise AssertionError("unreachable")

@@ -1,0 +1,49 @@
+"""snapshot create."""
+
+from __future__ import annotations
+
+import click
+
+from aenv_run.cli.arguments import pairs, run_async, sandbox_argument
+from aenv_run.cli.output import json_option, print_json, spinner
+from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import SnapshotRequest
+from aenv_run.types import Name, Tag
+
+
+@click.group()
+def snapshot() -> None:
+    """Commit a sandbox's state as a snapshot."""
+
+
+@snapshot.command(
+    epilog="\b\nExamples:\n  aenv snapshot create s4f\n  aenv snapshot create s4f --name my-env --tag latest"
+)
+@sandbox_argument
+@click.option("--name", help="Publish it as the next version of this name.")
+@click.option("--tag", "tags", multiple=True, help="Move this tag to it (needs --name).")
+@click.option("--disk-only", is_flag=True, help="Without memory: it can only be booted.")
+@click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Kept in the snapshot.")
+@json_option
+def create(
+    sandbox_id: str,
+    name: str | None,
+    tags: tuple[str, ...],
+    disk_only: bool,
+    labels: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Commit the state of a running sandbox, which runs on. Prints name:version, or the snapshot's id."""
+    request = SnapshotRequest(
+        name=Name(name) if name is not None else None,
+        tags=tuple(Tag(tag) for tag in tags),
+        memory=not disk_only,
+        labels=pairs(labels, "--label"),
+    )
+    with spinner("committing"):
+        reply = run_async(NodeClient().snapshot(sandbox_id, request))
+    if as_json:
+        print_json(reply)
+        return
+    click.echo(f"{reply.name}:{reply.version}" if reply.name else reply.snapshot_id)
+    click.echo(f"snapshot {reply.snapshot_id}; the sandbox stood still for {reply.stopped_ms:.0f} ms", err=True)

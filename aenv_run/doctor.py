@@ -1,0 +1,116 @@
+"""What this machine has and lacks: drivers, their requirements, the repository, the guest's files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+from contextlib import suppress
+
+from aenv_run.config import open_repository
+from aenv_run.drivers.protocol import DriverName
+from aenv_run.drivers.select import all_probes, select
+from aenv_run.errors import AenvError
+from aenv_run.paths import Home
+from aenv_run.types import Model
+
+
+class Check(Model):
+    """One thing that was looked at."""
+
+    name: str
+    present: bool
+    detail: str
+    fix: str = ""
+
+
+class DriverReport(Model):
+    """One driver: whether it works here, how guest code would run, and what it needs."""
+
+    driver: DriverName
+    usable: bool
+    mode: str
+    why: str
+    requirements: tuple[Check, ...]
+
+
+class Report(Model):
+    """All of it. ``chosen`` is the driver that auto picks, None when none works."""
+
+    home: str
+    chosen: str | None
+    why: str
+    fix: str = ""
+    drivers: tuple[DriverReport, ...]
+    checks: tuple[Check, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether sandboxes can be launched and snapshots committed."""
+        return self.chosen is not None and all(check.present for check in self.checks)
+
+
+async def examine(home: Home, driver: str = "auto") -> Report:
+    """Look at everything; changes nothing that lasts."""
+    drivers = tuple(
+        DriverReport(
+            driver=probe.driver,
+            usable=probe.usable,
+            mode=probe.mode,
+            why=probe.why,
+            requirements=tuple(
+                Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in probe.requirements
+            ),
+        )
+        for probe in await all_probes(home)
+    )
+    checks = tuple(await asyncio.to_thread(lambda: [_check_home(home), _check_repository(home)]))
+    try:
+        selected = await select(driver, home)
+    except AenvError as error:
+        return Report(
+            home=str(home.root), chosen=None, why=error.message, fix=error.fix, drivers=drivers, checks=checks
+        )
+    chosen = selected.probe.driver.value
+    return Report(home=str(home.root), chosen=chosen, why=selected.why, drivers=drivers, checks=checks)
+
+
+def _check_home(home: Home) -> Check:
+    name = "home directory"
+    try:
+        home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        probe = home.root / f".doctor-{secrets.token_hex(4)}"
+        try:
+            probe.write_bytes(b"x")
+        finally:
+            probe.unlink(missing_ok=True)
+    except OSError as error:
+        fix = "set AENV_HOME to a directory that you may write"
+        return Check(name=name, present=False, detail=f"{home.root}: {error.strerror}", fix=fix)
+    free = os.statvfs(home.root)
+    free_gib = free.f_bavail * free.f_frsize / 2**30
+    detail = f"{home.root} is writable, {free_gib:.1f} GiB free"
+    return Check(name=name, present=free_gib >= 1, detail=detail, fix="" if free_gib >= 1 else "free some space")
+
+
+def _check_repository(home: Home) -> Check:
+    name = "repository"
+    try:
+        count = sum(1 for _ in open_repository(None, home).ids())
+    except AenvError as error:
+        return Check(name=name, present=False, detail=error.message, fix=error.fix)
+    except OSError as error:
+        return Check(name=name, present=False, detail=str(error), fix="see AENV_REPOSITORY and AENV_HOME")
+    place = os.environ.get("AENV_REPOSITORY") or str(home.repository)
+    writable = _writable(home)
+    detail = f"{place}: {count} snapshots" + ("" if writable else ", not writable")
+    return Check(name=name, present=writable, detail=detail, fix="" if writable else f"make {place} writable")
+
+
+def _writable(home: Home) -> bool:
+    if os.environ.get("AENV_REPOSITORY"):
+        return True  # only a write could tell, and doctor writes to no shared place
+    path = home.repository
+    with suppress(OSError):
+        return os.access(path if path.exists() else home.root, os.W_OK)
+    return False

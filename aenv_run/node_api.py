@@ -1,0 +1,213 @@
+"""The node's control plane over HTTP on a private unix socket. Errors are ``{code, message, fix}``."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import TypeVar
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from aenv_run.drivers.select import Selected
+from aenv_run.errors import AenvError, Interrupted, InvalidInput, NodeUnavailable
+from aenv_run.node_core import Node
+from aenv_run.node_wire import (
+    CreateRequest,
+    DriverReply,
+    ErrorBody,
+    ForkReply,
+    ForkRequest,
+    Health,
+    ResumeRequest,
+    SandboxInfo,
+    SandboxList,
+    ShutdownRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TimeoutRequest,
+)
+
+T = TypeVar("T")
+VERSION = "0.1.0"
+
+
+class Service:
+    """The node behind the API, once it is there: it is selecting its driver while the socket serves already."""
+
+    def __init__(self, home: str, shutdown: Callable[[], None]) -> None:
+        self.home = home
+        self.shutdown = shutdown
+        self.in_flight = 0
+        self._ready: asyncio.Future[tuple[Node, Selected]] = asyncio.get_running_loop().create_future()
+
+    def begin(self, node: Node, selected: Selected) -> None:
+        """From now on calls are answered."""
+        self._ready.set_result((node, selected))
+
+    def fail(self, error: AenvError) -> None:
+        """Every call that needs a node gets ``error``."""
+        self._ready.set_exception(error)
+        self._ready.exception()  # marks it as seen: nobody may ask before the process ends
+
+    async def node(self) -> Node:
+        """Waits until the node has begun."""
+        return (await asyncio.shield(self._ready))[0]
+
+    async def selected(self) -> Selected:
+        """The driver and why."""
+        return (await asyncio.shield(self._ready))[1]
+
+    def node_now(self) -> Node | None:
+        """The node, or None while it begins or when it cannot."""
+        if not self._ready.done() or self._ready.exception() is not None:
+            return None
+        return self._ready.result()[0]
+
+
+class CountRequests:
+    """ASGI wrapper: how many requests are being answered, so that an idle node never ends under one."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app = app
+        self._service = service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        self._service.in_flight += 1
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._service.in_flight -= 1
+
+
+async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+    """Do ``work``, but cancel it when the caller hangs up: Ctrl-C in a command leaves nothing half-made."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(_hung_up(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        with suppress(asyncio.CancelledError, AenvError):
+            await task
+        raise Interrupted("the caller went away")
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _hung_up(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
+def make_app(service: Service) -> FastAPI:
+    """The application."""
+    app = FastAPI(title="aenv node", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
+    app.add_middleware(CountRequests, service=service)
+    app.add_exception_handler(AenvError, _on_error)
+    app.add_exception_handler(RequestValidationError, _on_invalid)
+    _add_node_routes(app, service)
+    _add_sandbox_routes(app, service)
+    _add_operation_routes(app, service)
+    return app
+
+
+def _add_node_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/health")
+    async def health() -> Health:
+        node = service.node_now()
+        counts = node.counts() if node else None
+        return Health(
+            version=VERSION,
+            pid=os.getpid(),
+            home=service.home,
+            ready=node is not None,
+            live=counts.live if counts else 0,
+            paused=counts.paused if counts else 0,
+            dead=counts.dead if counts else 0,
+        )
+
+    @app.get("/driver")
+    async def driver() -> DriverReply:
+        selected = await service.selected()
+        return DriverReply(name=selected.probe.driver.value, mode=selected.probe.mode, why=selected.why)
+
+    @app.post("/shutdown", status_code=202)
+    async def shutdown(body: ShutdownRequest) -> Response:
+        if body.kill:
+            await (await service.node()).kill_live()
+        service.shutdown()
+        return Response(status_code=202)
+
+
+def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
+    @app.post("/sandboxes", status_code=201)
+    async def create(body: CreateRequest, request: Request) -> SandboxInfo:
+        node = await service.node()
+        return await while_connected(request, node.create(body))
+
+    @app.get("/sandboxes")
+    async def list_all() -> SandboxList:
+        return SandboxList(sandboxes=tuple((await service.node()).infos()))
+
+    @app.get("/sandboxes/{sandbox_id}")
+    async def get(sandbox_id: str) -> SandboxInfo:
+        node = await service.node()
+        return node.info(node.find(sandbox_id))
+
+    @app.delete("/sandboxes/{sandbox_id}", status_code=204)
+    async def kill(sandbox_id: str) -> Response:
+        node = await service.node()
+        await node.kill(node.find(sandbox_id))
+        return Response(status_code=204)
+
+    @app.post("/sandboxes/{sandbox_id}/timeout")
+    async def set_timeout(sandbox_id: str, body: TimeoutRequest) -> SandboxInfo:
+        node = await service.node()
+        return await node.set_timeout(node.find(sandbox_id), body.timeout_s)
+
+
+def _add_operation_routes(app: FastAPI, service: Service) -> None:
+    # Pause, resume and snapshot run to their end even when the caller goes away: either end is a whole one.
+    @app.post("/sandboxes/{sandbox_id}/pause")
+    async def pause(sandbox_id: str) -> SandboxInfo:
+        node = await service.node()
+        return await node.pause(node.find(sandbox_id))
+
+    @app.post("/sandboxes/{sandbox_id}/resume")
+    async def resume(sandbox_id: str, body: ResumeRequest) -> SandboxInfo:
+        node = await service.node()
+        return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, cold=body.cold)
+
+    @app.post("/sandboxes/{sandbox_id}/fork", status_code=201)
+    async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> ForkReply:
+        node = await service.node()
+        children = await while_connected(request, node.fork(node.find(sandbox_id), body))
+        return ForkReply(children=tuple(children))
+
+    @app.post("/sandboxes/{sandbox_id}/snapshots", status_code=201)
+    async def snapshot(sandbox_id: str, body: SnapshotRequest) -> SnapshotReply:
+        node = await service.node()
+        return await node.snapshot(node.find(sandbox_id), body)
+
+
+async def _on_error(request: Request, error: Exception) -> Response:
+    known = error if isinstance(error, AenvError) else NodeUnavailable(str(error))
+    return JSONResponse(ErrorBody.of(known).model_dump(), status_code=known.http_status)
+
+
+async def _on_invalid(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    parts = [f"{'.'.join(str(p) for p in e['loc'][1:]) or 'body'}: {e['msg']}" for e in error.errors()[:5]]
+    return await _on_error(request, InvalidInput("; ".join(parts)))

@@ -1,0 +1,231 @@
+"""The client of a home's node process, which it starts when there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from aenv_run.errors import AenvError, NodeUnavailable, ProtocolError
+from aenv_run.node_socket import FileLock, short_path
+from aenv_run.node_wire import (
+    CreateRequest,
+    DriverReply,
+    ErrorBody,
+    ForkEntry,
+    ForkReply,
+    ForkRequest,
+    Health,
+    ResumeRequest,
+    SandboxInfo,
+    SandboxList,
+    ShutdownRequest,
+    SnapshotReply,
+    SnapshotRequest,
+    TimeoutRequest,
+)
+from aenv_run.paths import Home
+
+M = TypeVar("M", bound=BaseModel)
+
+START_TIMEOUT_S = 60.0
+#: Pausing or committing gigabytes takes as long as the disk needs.
+CALL_TIMEOUT_S = 3600.0
+HEALTH_TIMEOUT_S = 5.0
+
+
+class NodeClient:
+    """Each call is one connection, so a node that ends when idle never breaks a kept one."""
+
+    def __init__(self, home: Home | None = None) -> None:
+        self.home = home or Home.default()
+
+    # -- the node itself -----------------------------------------------------------------------------------
+
+    async def health(self) -> Health | None:
+        """How the node is; None when there is none. Never starts one."""
+        try:
+            reply = await self._send("GET", "/health", None, timeout_s=HEALTH_TIMEOUT_S)
+        except _Absent:
+            return None
+        return _parse(Health, reply)
+
+    async def driver(self) -> DriverReply:
+        """Which driver the node uses, and why."""
+        return await self._call("GET", "/driver", None, DriverReply)
+
+    async def shutdown(self, *, kill: bool = False) -> bool:
+        """End the node and wait until it is gone; False when there was none."""
+        try:
+            await self._send("POST", "/shutdown", ShutdownRequest(kill=kill), timeout_s=CALL_TIMEOUT_S)
+        except _Absent:
+            return False
+        lock = FileLock(self.home.locks / "node.lock")
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not lock.acquire():
+            if time.monotonic() > deadline_s:
+                raise NodeUnavailable("the node was told to end and still runs", fix=f"see {self.home.node_log}")
+            await asyncio.sleep(0.02)
+        lock.release()
+        return True
+
+    async def ensure_started(self) -> None:
+        """Return when a node serves; of many callers one starts it."""
+        if await self.health() is not None:
+            return
+        lock = FileLock(self.home.locks / "node-start.lock")
+        deadline_s = time.monotonic() + START_TIMEOUT_S
+        while not lock.acquire():
+            await asyncio.sleep(0.02)
+            if await self.health() is not None:
+                return
+            if time.monotonic() > deadline_s:
+                raise NodeUnavailable("another command is starting the node and does not get there")
+        try:
+            if await self.health() is None:
+                await self._start(deadline_s)
+        finally:
+            lock.release()
+
+    # -- sandboxes -----------------------------------------------------------------------------------------
+
+    async def create(self, request: CreateRequest) -> SandboxInfo:
+        """Launch one. If this call is cancelled, the node removes what it had made."""
+        return await self._call("POST", "/sandboxes", request, SandboxInfo)
+
+    async def list(self) -> list[SandboxInfo]:
+        """All, oldest first."""
+        return list((await self._call("GET", "/sandboxes", None, SandboxList)).sandboxes)
+
+    async def get(self, sandbox_id: str) -> SandboxInfo:
+        """One, by id or unique prefix."""
+        return await self._call("GET", _path(sandbox_id), None, SandboxInfo)
+
+    async def kill(self, sandbox_id: str) -> None:
+        """Kill and remove it; ``NotFound`` when there is none."""
+        await self._request("DELETE", _path(sandbox_id), None)
+
+    async def pause(self, sandbox_id: str) -> SandboxInfo:
+        """Pause it."""
+        return await self._call("POST", _path(sandbox_id, "pause"), None, SandboxInfo)
+
+    async def resume(self, sandbox_id: str, request: ResumeRequest) -> SandboxInfo:
+        """Resume it."""
+        return await self._call("POST", _path(sandbox_id, "resume"), request, SandboxInfo)
+
+    async def fork(self, sandbox_id: str, request: ForkRequest) -> tuple[ForkEntry, ...]:
+        """Fork it; one entry per child."""
+        return (await self._call("POST", _path(sandbox_id, "fork"), request, ForkReply)).children
+
+    async def snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotReply:
+        """Commit its state."""
+        return await self._call("POST", _path(sandbox_id, "snapshots"), request, SnapshotReply)
+
+    async def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> SandboxInfo:
+        """Move the end of its time."""
+        return await self._call("POST", _path(sandbox_id, "timeout"), request, SandboxInfo)
+
+    # -- the wire ------------------------------------------------------------------------------------------
+
+    async def _call(self, method: str, path: str, body: BaseModel | None, reply: type[M]) -> M:
+        return _parse(reply, await self._request(method, path, body))
+
+    async def _request(self, method: str, path: str, body: BaseModel | None) -> bytes:
+        """Send it; a node that is not there is started and asked again (nothing had been sent)."""
+        for _ in range(3):
+            await self.ensure_started()
+            try:
+                return await self._send(method, path, body, timeout_s=CALL_TIMEOUT_S)
+            except _Absent:
+                continue
+        raise NodeUnavailable("the node ends as soon as it is started", fix=f"see {self.home.node_log}")
+
+    async def _send(self, method: str, path: str, body: BaseModel | None, *, timeout_s: float) -> bytes:
+        content = body.model_dump_json() if body is not None else None
+        headers = {"Content-Type": "application/json"}
+        async with self._connection(timeout_s) as http:
+            try:
+                response = await http.request(method, path, content=content, headers=headers)
+            except httpx.ConnectError as error:
+                raise _Absent(str(error)) from error
+            except httpx.TransportError as error:
+                raise NodeUnavailable(
+                    f"the node went away while it answered ({error or type(error).__name__})",
+                    fix=f"sandboxes run on; `aenv ls` starts a new node. Why it ended: {self.home.node_log}",
+                ) from error
+        if response.is_success:
+            return response.content
+        raise _error(response)
+
+    @asynccontextmanager
+    async def _connection(self, timeout_s: float) -> AsyncIterator[httpx.AsyncClient]:
+        if not self.home.node_socket.parent.is_dir():
+            raise _Absent("no home")
+        with short_path(self.home.node_socket) as short:
+            transport = httpx.AsyncHTTPTransport(uds=short)
+            timeout = httpx.Timeout(timeout_s, connect=10.0)
+            async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=timeout) as http:
+                yield http
+
+    async def _start(self, deadline_s: float) -> None:
+        from aenv_run.process import spawn
+
+        self.home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        argv = [sys.executable, "-m", "aenv_run.node", "--home", str(self.home.root), *_options()]
+        child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=_environment())
+        while time.monotonic() < deadline_s:
+            if await self.health() is not None:
+                return
+            if not child.alive:
+                raise NodeUnavailable("the node ended as soon as it was started", fix=f"see {self.home.node_log}")
+            await asyncio.sleep(0.02)
+        child.kill_group()
+        raise NodeUnavailable(
+            f"the node did not answer within {START_TIMEOUT_S:g} s", fix=f"see {self.home.node_log}"
+        )
+
+
+class _Absent(AenvError):
+    """There is no node: nobody listens."""
+
+    code = "internal"
+
+
+def _options() -> list[str]:
+    """What the node is told about this command's environment."""
+    names = {"AENV_REPOSITORY": "--repository", "AENV_DRIVER": "--driver", "AENV_NODE_IDLE_S": "--idle"}
+    return [part for name, option in names.items() if os.environ.get(name) for part in (option, os.environ[name])]
+
+
+def _environment() -> dict[str, str]:
+    """The node's own: the caller's, with the package findable from any directory."""
+    package = str(Path(__file__).resolve().parent.parent)
+    paths = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+
+
+def _path(sandbox_id: str, *more: str) -> str:
+    safe = "".join(c for c in sandbox_id if c.isalnum())
+    return "/".join(["/sandboxes", safe or "-", *more])
+
+
+def _parse(model: type[M], data: bytes) -> M:
+    try:
+        return model.model_validate_json(data)
+    except ValidationError as error:
+        raise ProtocolError(f"the node sent a malformed {model.__name__}: {error.error_count()} errors") from error
+
+
+def _error(response: httpx.Response) -> AenvError:
+    try:
+        return ErrorBody.model_validate_json(response.content).error()
+    except ValidationError:
+        return NodeUnavailable(f"the node answered {response.status_code}: {response.text[:200]}")

@@ -1,0 +1,175 @@
+"""What is said to the node process and what it says. Local, private, versioned with the package.
+
+The public HTTP API is another one; this is the control plane between the commands and the node of one home.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from aenv_run.errors import AenvError, from_wire
+from aenv_run.lifecycle import State
+from aenv_run.sandbox_record import Address, Record
+from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
+
+#: A day. A sandbox that should live longer is paused, or asks again.
+MAX_TIMEOUT_S = 24 * 3600
+MAX_FORK = 64
+
+
+class ErrorBody(Model):
+    """An ``AenvError`` on the wire."""
+
+    code: str
+    message: str
+    fix: str = ""
+
+    @classmethod
+    def of(cls, error: AenvError) -> ErrorBody:
+        """Its three parts."""
+        return cls(code=error.code, message=error.message, fix=error.fix)
+
+    def error(self) -> AenvError:
+        """The typed error again."""
+        return from_wire(self.code, self.message, self.fix)
+
+
+class CreateRequest(Model):
+    """Launch ``snapshot`` (name, name:version, name:tag or id)."""
+
+    snapshot: str = Field(min_length=1, max_length=256)
+    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    on_timeout: Literal["kill", "pause"] = "kill"
+    metadata: dict[str, str] = Field(default_factory=dict, max_length=256)
+    env: dict[str, str] = Field(default_factory=dict, max_length=1024)
+    cold: bool = Field(False, description="ignore the memory part: boot from the disk")
+    internet: bool = Field(False, description="let the guest open connections to the outside")
+
+
+class SandboxInfo(Model):
+    """One sandbox. ``address`` and ``access_token`` (of its daemon) only for one that runs."""
+
+    sandbox_id: SandboxId
+    snapshot_id: SnapshotId
+    reference: str
+    state: State
+    reason: str = ""
+    driver: str
+    mode: str
+    origin: Literal["restored", "booted"]
+    machine: MachineSpec
+    metadata: dict[str, str]
+    created_at_s: float
+    expires_at_s: float | None
+    on_timeout: Literal["kill", "pause"]
+    parent: SandboxId | None
+    address: Address | None = None
+    access_token: str | None = None
+
+    @classmethod
+    def of(cls, record: Record, state: State) -> SandboxInfo:
+        """What callers may know of a record."""
+        running = state in (State.RUNNING, State.FORKING, State.SNAPSHOTTING)
+        return cls(
+            sandbox_id=record.id,
+            snapshot_id=record.snapshot_id,
+            reference=record.reference,
+            state=state,
+            reason=record.reason,
+            driver=record.driver.value,
+            mode=record.mode,
+            origin=record.origin,
+            machine=record.machine,
+            metadata=record.metadata,
+            created_at_s=record.created_at_s,
+            expires_at_s=record.expires_at_s,
+            on_timeout=record.on_timeout,
+            parent=record.parent,
+            address=record.address if running else None,
+            access_token=record.access_token if running else None,
+        )
+
+
+class SandboxList(Model):
+    """All sandboxes of the node, oldest first."""
+
+    sandboxes: tuple[SandboxInfo, ...]
+
+
+class ResumeRequest(Model):
+    """Resume for another ``timeout_s``; ``cold`` boots from the disk when the memory cannot be used."""
+
+    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    cold: bool = False
+
+
+class TimeoutRequest(Model):
+    """Let it live this long from now on; may shorten."""
+
+    timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
+
+
+class ForkRequest(Model):
+    """Fork into ``count`` children."""
+
+    count: int = Field(1, ge=1, le=MAX_FORK)
+    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+
+
+class ForkEntry(Model):
+    """One child, or why it could not be had."""
+
+    sandbox: SandboxInfo | None = None
+    error: ErrorBody | None = None
+
+
+class ForkReply(Model):
+    """One entry per child asked for."""
+
+    children: tuple[ForkEntry, ...]
+
+
+class SnapshotRequest(Model):
+    """Commit the present state; with ``name`` also publish it as that name's next version."""
+
+    name: Name | None = None
+    tags: tuple[Tag, ...] = ()
+    memory: bool = True
+    labels: dict[str, str] = Field(default_factory=dict, max_length=256)
+
+
+class SnapshotReply(Model):
+    """The snapshot, and under which version it is published."""
+
+    snapshot_id: SnapshotId
+    name: str | None = None
+    version: int | None = None
+    stopped_ms: float
+
+
+class ShutdownRequest(Model):
+    """End the node; with ``kill`` also its live sandboxes. Paused ones stay either way."""
+
+    kill: bool = False
+
+
+class Health(Model):
+    """Whether the node serves, and how far it is."""
+
+    version: str
+    pid: int
+    home: str
+    ready: bool
+    live: int
+    paused: int
+    dead: int
+
+
+class DriverReply(Model):
+    """The driver that this node uses and why."""
+
+    name: str
+    mode: str
+    why: str

@@ -1,0 +1,437 @@
+"""One sandbox as its node sees it: a record, a directory, and a machine while it runs.
+
+The public ``Sandbox`` of the SDK is a client of the node; this is the thing itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+
+from aenv_run.cache import BlobCache
+from aenv_run.capture import Capture
+from aenv_run.catalog import Catalog
+from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, MachineState, RestoreSpec
+from aenv_run.errors import AenvError, BootFailed, NotFound, RestoreIncompatible, SandboxDead
+from aenv_run.guest import Guest, Identity
+from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
+from aenv_run.repository import Draft, Repository
+from aenv_run.sandbox_record import (
+    Address,
+    Layer,
+    MemoryFiles,
+    Record,
+    SandboxDirectory,
+    adopt,
+    link_all,
+)
+from aenv_run.snapshot import Provenance, Snapshot
+from aenv_run.types import SandboxId
+
+log = logging.getLogger(__name__)
+
+#: A restored daemon answers in milliseconds; on a busy host without KVM it needs seconds.
+READY_TIMEOUT_S = 60.0
+BOOT_TIMEOUT_S = 180.0
+#: How long a reattached guest may take to take its identity again before it is left as it is.
+REATTACH_TIMEOUT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What every sandbox of a node shares."""
+
+    driver: Driver
+    mode: str
+    repository: Repository
+    catalog: Catalog
+    cache: BlobCache
+    guests: Callable[[Endpoint, str | None], Guest]
+
+
+class HostedSandbox:
+    """The only mutable noun. One operation at a time; ``kill`` interrupts whichever runs."""
+
+    def __init__(self, directory: SandboxDirectory, record: Record, tools: Tools) -> None:
+        self.directory = directory
+        self.record = record
+        self._tools = tools
+        self._lock = asyncio.Lock()
+        self._doing: State | None = None
+        self._machine: Machine | None = None
+        self._guest: Guest | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._operations: set[asyncio.Task[object]] = set()
+        self._killed = False
+
+    @property
+    def id(self) -> SandboxId:
+        """Its id."""
+        return self.record.id
+
+    @property
+    def state(self) -> State:
+        """What it is doing now: a passing state, or the one of its record."""
+        return self._doing or self.record.state
+
+    # -- operations ----------------------------------------------------------------------------------------
+
+    async def launch(self, *, cold: bool = False) -> None:
+        """From STARTING to RUNNING. On failure nothing of it is left; the caller forgets it."""
+        try:
+            async with self._tracked():
+                machine = await self._bring_up(cold=cold)
+                restored = self.record.memory is not None and not cold
+                await self._settle_running(machine, origin="restored" if restored else "booted")
+        except BaseException:
+            await asyncio.shield(self.discard())
+            raise
+
+    async def pause(self) -> None:
+        """Memory and disk go to files, the machine ends."""
+        async with self._operation(Operation.PAUSE):
+            machine, guest = self._live()
+            capture = await self._capture(machine, guest, keep_running=False)
+            try:
+                record = await asyncio.to_thread(adopt, self.directory, self.record, capture, below=self.directory)
+                paused = record.model_copy(update={"state": State.PAUSED, "address": None, "expires_at_s": None})
+                await self._save(paused)
+            except BaseException:
+                await asyncio.shield(self._run_on(machine, guest))
+                raise
+            await asyncio.shield(self._release())
+            await asyncio.to_thread(self.directory.tidy, self.record)
+
+    async def resume(self, *, expires_at_s: float | None, cold: bool = False) -> None:
+        """Back from its files, on a new machine."""
+        async with self._operation(Operation.RESUME):
+            try:
+                machine = await self._bring_up(cold=cold)
+                origin = "booted" if cold else "restored"
+                await self._settle_running(machine, origin=origin, expires_at_s=expires_at_s)
+            except BaseException:
+                await asyncio.shield(self._release())
+                raise
+
+    async def split(self, ids: list[SandboxId], *, expires_at_s: float | None) -> list[HostedSandbox]:
+        """Fork: stop for an instant, run on, and leave a directory that is ready to launch for each id."""
+        async with self._operation(Operation.FORK):
+            machine, guest = self._live()
+            capture = await self._capture(machine, guest, keep_running=True)
+            children: list[HostedSandbox] = []
+            try:
+                for child in ids:
+                    children.append(await self._child(child, capture, expires_at_s))
+                return children
+            except BaseException:
+                for made in children:
+                    await asyncio.shield(made.discard())
+                raise
+            finally:
+                await asyncio.to_thread(capture.discard)
+
+    async def snapshot(self, *, memory: bool, labels: dict[str, str]) -> tuple[Snapshot, float]:
+        """Commit the present state; the snapshot and for how long (ms) the sandbox stood still."""
+        async with self._operation(Operation.SNAPSHOT):
+            machine, guest = self._live()
+            capture = await self._capture(machine, guest, keep_running=True, memory=memory)
+            try:
+                snapshot = await asyncio.to_thread(self._commit, capture, labels)
+            finally:
+                await asyncio.to_thread(capture.discard)
+            known = tuple(
+                layer.model_copy(update={"blob": blob})
+                for layer, blob in zip(self.record.disk, snapshot.disk, strict=False)
+            )
+            await self._save(self.record.model_copy(update={"disk": known, "base_id": snapshot.id}))
+            return snapshot, capture.stopped_ms
+
+    async def set_expiry(self, expires_at_s: float | None) -> None:
+        """Move the end of its time; paused sandboxes have none."""
+        if self.record.state is not State.RUNNING:
+            raise refusal(
+                "set the timeout of", self.record.state, subject=self._subject(), reason=self.record.reason
+            )
+        await self._save(self.record.model_copy(update={"expires_at_s": expires_at_s}))
+
+    async def discard(self) -> None:
+        """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
+        self._killed = True
+        current = asyncio.current_task()
+        for task in list(self._operations):
+            if task is not current:
+                task.cancel()
+        pending = [task for task in self._operations if task is not current]
+        if pending:
+            await asyncio.wait(pending)
+        await self._release()
+        await asyncio.to_thread(self.directory.remove)
+
+    async def close(self) -> None:
+        """Let go of it: the machine runs on and another node can attach it."""
+        await self._unwatch()
+        if self._guest is not None:
+            await self._guest.aclose()
+
+    async def reattach(self) -> bool:
+        """Take it over from a node that is gone; False when it was only half made and has been removed."""
+        machine = await self._tools.driver.attach(self.directory.machine)
+        after = AFTER_CRASH[self.record.state][0 if machine else 1]
+        if machine is not None and after is not State.RUNNING:
+            await machine.kill()
+        if after is None:
+            await asyncio.to_thread(self.directory.remove)
+            return False
+        if after is State.RUNNING and machine is not None:
+            await self._take_over(machine)
+        elif after is not self.record.state:
+            reason = "its engine ended while no node was watching"
+            await self._save(self.record.model_copy(update={"state": after, "reason": reason, "address": None}))
+        await asyncio.to_thread(self.directory.tidy, self.record)
+        return True
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def _subject(self) -> str:
+        return f"sandbox {self.id}"
+
+    def _live(self) -> tuple[Machine, Guest]:
+        if self._machine is None or self._guest is None:
+            raise SandboxDead(f"{self._subject()} has no machine")
+        return self._machine, self._guest
+
+    @asynccontextmanager
+    async def _tracked(self) -> AsyncIterator[None]:
+        """Make the running task one that ``discard`` cancels; then its caller sees NotFound, not a cancel."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._operations.add(task)
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._killed and task.uncancel() == 0:
+                raise NotFound(f"{self._subject()} was killed") from None
+            raise
+        finally:
+            self._operations.discard(task)
+
+    @asynccontextmanager
+    async def _operation(self, operation: Operation) -> AsyncIterator[Transition]:
+        async with self._tracked(), self._lock:
+            if self._killed:
+                raise NotFound(f"{self._subject()} was killed")
+            row = transition(operation, self.record.state, subject=self._subject(), reason=self.record.reason)
+            self._doing = row.during
+            try:
+                yield row
+            finally:
+                self._doing = None
+
+    async def _save(self, record: Record) -> None:
+        await asyncio.to_thread(self.directory.write, record)
+        self.record = record
+
+    async def _bring_up(self, *, cold: bool) -> Machine:
+        """A machine from the record's files whose guest has its identity, so that others may call it."""
+        machine = await self._start_machine(cold=cold)
+        guest = self._tools.guests(machine.endpoint, None)
+        self._machine, self._guest = machine, guest
+        try:
+            await guest.wait_ready(READY_TIMEOUT_S)
+            await self._identify(guest, restored=self.record.memory is not None and not cold)
+        except SandboxDead as error:
+            console = await machine.console()
+            tail = "\n".join(console.splitlines()[-10:])
+            raise BootFailed(f"{self._subject()} did not come up: {error.message}\n{tail}".rstrip()) from error
+        return machine
+
+    async def _start_machine(self, *, cold: bool) -> Machine:
+        driver, record = self._tools.driver, self.record
+        disk, memory = self.directory.paths(record)
+        directory = await asyncio.to_thread(self.directory.fresh_machine)
+        boot = BootSpec(record.machine, disk, directory, record.internet, timeout_s=BOOT_TIMEOUT_S)
+        if record.memory is None or cold:
+            return await driver.boot(boot)
+        restore = RestoreSpec(**vars(boot), memory=memory, facts=record.memory.facts)
+        try:
+            return await driver.restore(restore)
+        except RestoreIncompatible as error:
+            raise RestoreIncompatible(
+                error.message, fix="start it from its disk alone: `--cold`, or cold=True in Python"
+            ) from error
+
+    async def _identify(self, guest: Guest, *, restored: bool = False) -> None:
+        record = self.record
+        own = {"AENV_SANDBOX_ID": str(record.id), "E2B_SANDBOX": "true", "E2B_SANDBOX_ID": str(record.id)}
+        identity = Identity(
+            access_token=record.access_token,
+            hostname=str(record.id),
+            machine_id=record.machine_id,
+            boot_id=str(uuid.uuid4()),
+            entropy=secrets.token_bytes(256),
+            env={**record.context.env, **record.env, **own},
+            default_user=record.context.user,
+            default_workdir=record.context.workdir,
+        )
+        await guest.initialise(identity, restored=restored)
+
+    async def _settle_running(self, machine: Machine, *, origin: str, expires_at_s: float | None = None) -> None:
+        address = Address(host=machine.endpoint.host, port=machine.endpoint.port)
+        update: dict[str, object] = {"state": State.RUNNING, "address": address, "origin": origin, "reason": ""}
+        if expires_at_s is not None:
+            update["expires_at_s"] = expires_at_s
+        await self._save(self.record.model_copy(update=update))
+        self._watch(machine)
+
+    async def _capture(
+        self, machine: Machine, guest: Guest, *, keep_running: bool, memory: bool = True
+    ) -> Capture:
+        """Detach, capture, and (unless it stays stopped) give the guest its identity back."""
+        if not memory:
+            await guest.sync()
+            return await machine.capture(self.directory.capturing, memory=False)
+        try:
+            await guest.detach()
+            capture = await machine.capture(self.directory.capturing, memory=True, keep_running=keep_running)
+        except BaseException:
+            await asyncio.shield(self._run_on(machine, guest))
+            raise
+        if keep_running:
+            try:
+                await self._identify(guest)
+            except BaseException:
+                capture.discard()
+                raise
+        return capture
+
+    async def _run_on(self, machine: Machine, guest: Guest) -> None:
+        """After a failed operation: the sandbox as it was. A machine that died meanwhile is for the watcher."""
+        if self._killed:
+            return
+        with suppress(AenvError):
+            await machine.resume()
+            await self._identify(guest)
+
+    async def _child(self, child: SandboxId, capture: Capture, expires_at_s: float | None) -> HostedSandbox:
+        directory = SandboxDirectory(self.directory.root.parent / child)
+        record = self.record.model_copy(
+            update={
+                "id": child,
+                "parent": self.id,
+                "state": State.STARTING,
+                "created_at_s": time.time(),
+                "expires_at_s": expires_at_s,
+                "access_token": secrets.token_urlsafe(32),
+                "machine_id": uuid.uuid4().hex,
+                "address": None,
+                "serial": 0,
+            }
+        )
+
+        def prepare() -> Record:
+            directory.create()
+            adopted = adopt(directory, record, capture, below=self.directory)
+            directory.write(adopted)
+            return adopted
+
+        try:
+            return HostedSandbox(directory, await asyncio.to_thread(prepare), self._tools)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(directory.remove))
+            raise
+
+    def _commit(self, capture: Capture, labels: dict[str, str]) -> Snapshot:
+        """Blocking. Layers that are in no repository yet go in below the capture's own, in order."""
+        record = self.record
+        below = tuple(layer.blob for layer in record.disk if layer.blob is not None)
+        local = [layer for layer in record.disk if layer.blob is None]
+        folder = capture.directory / "below"
+        folder.mkdir(exist_ok=True)
+        names, _ = link_all((self.directory.root / layer.file for layer in local), capture.directory, "below", 0)
+        whole = replace(capture, disk=(*(capture.directory / name for name in names), *capture.disk))
+        draft = Draft(
+            parent=record.base_id,
+            architecture=record.architecture,
+            machine=record.machine,
+            context=record.context,
+            labels=labels,
+            provenance=Provenance(builder="aenv", created_at=_now()),
+            disk_below=below,
+        )
+        return self._tools.repository.commit(whole, draft)
+
+    # -- the machine's end ---------------------------------------------------------------------------------
+
+    def _watch(self, machine: Machine) -> None:
+        self._watcher = asyncio.create_task(self._bury(machine), name=f"watch {self.id}")
+
+    async def _bury(self, machine: Machine) -> None:
+        ended = await machine.wait()
+        async with self._lock:
+            if self._machine is not machine or self._killed:
+                return
+            last = [line for line in ended.console.splitlines() if line.strip()][-1:]
+            reason = ended.reason + (f" (console: {last[0][:200]})" if last else "")
+            log.warning("sandbox %s is dead: %s", self.id, reason)
+            await self._release()
+            dead = {"state": State.DEAD, "reason": reason, "address": None}
+            await self._save(self.record.model_copy(update=dead))
+
+    async def _unwatch(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        if watcher is not None and watcher is not asyncio.current_task():
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _release(self) -> None:
+        await self._unwatch()
+        machine, self._machine = self._machine, None
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            await guest.aclose()
+        if machine is not None:
+            await machine.kill()
+
+    async def _take_over(self, machine: Machine) -> None:
+        """A machine of a former node. It may stand still or have forgotten its token: half a pause does that."""
+        self._machine = machine
+        self._guest = self._tools.guests(machine.endpoint, self.record.access_token)
+        try:
+            async with asyncio.timeout(REATTACH_TIMEOUT_S):
+                if await machine.state() is MachineState.PAUSED:
+                    await machine.resume()
+                await self._identify(self._guest)
+        except (AenvError, TimeoutError) as error:
+            log.warning("sandbox %s does not answer after it was attached: %s", self.id, error)
+        self._watch(machine)
+
+
+def _now() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def link_snapshot(
+    cache: BlobCache, snapshot: Snapshot, directory: SandboxDirectory, *, memory: bool
+) -> tuple[tuple[Layer, ...], MemoryFiles | None, int]:
+    """Blocking: a snapshot's files as a sandbox's own (hard links), and the next free serial."""
+    serial = 0
+    layers: list[Layer] = []
+    for blob in snapshot.disk:
+        layers.append(Layer(file=f"disk/{serial:04d}.qcow2", blob=blob))
+        cache.link(blob, directory.root / layers[-1].file)
+        serial += 1
+    if snapshot.memory is None or not memory:
+        return tuple(layers), None, serial
+    files: dict[str, str] = {}
+    for role, blob in snapshot.memory.files.items():
+        files[role] = f"memory/{serial:04d}"
+        cache.link(blob, directory.root / files[role])
+        serial += 1
+    return tuple(layers), MemoryFiles(files=files, facts=snapshot.memory.facts), serial

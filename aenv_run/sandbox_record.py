@@ -1,0 +1,218 @@
+"""What a sandbox's directory says about it: ``sandbox.json``, the truth that outlives the node process.
+
+Files of the directory that the record does not name are garbage; a record is replaced as a whole, durably,
+so a crash leaves either the old sandbox or the new one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from aenv_run.capture import Capture
+from aenv_run.drivers.protocol import DriverName, Endpoint
+from aenv_run.errors import CorruptData, NotFound
+from aenv_run.lifecycle import State
+from aenv_run.snapshot import Blob, MemoryFacts
+from aenv_run.types import Architecture, Context, MachineSpec, Model, SandboxId, SnapshotId
+
+RECORD_NAME = "sandbox.json"
+#: No record is larger: metadata and environment are bounded by the API.
+MAX_RECORD_BYTES = 4 << 20
+
+
+class Layer(Model):
+    """One layer of the disk: a file of the sandbox's directory, and its blob once it is committed."""
+
+    file: str
+    blob: Blob | None = None
+
+
+class MemoryFiles(Model):
+    """A memory image in the sandbox's directory: file by role, and what it is bound to."""
+
+    files: dict[str, str]
+    facts: MemoryFacts
+
+
+class Address(Model):
+    """Where the guest daemon answers."""
+
+    host: str
+    port: int
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The driver's word for it."""
+        return Endpoint(self.host, self.port)
+
+
+class Record(Model):
+    """One sandbox. ``disk`` is the chain that the present (or next) machine starts on, base first."""
+
+    format: Literal["aenv.sandbox/1"] = "aenv.sandbox/1"
+    id: SandboxId
+    snapshot_id: SnapshotId
+    base_id: SnapshotId = Field(description="the newest snapshot that its state descends from")
+    reference: str = Field(description="what the caller asked for, such as swe-task:1")
+    state: State
+    reason: str = ""
+    driver: DriverName
+    mode: str = ""
+    origin: Literal["restored", "booted"] = "booted"
+    architecture: Architecture
+    machine: MachineSpec
+    context: Context
+    env: dict[str, str] = Field(default_factory=dict)
+    metadata: dict[str, str] = Field(default_factory=dict)
+    internet: bool = False
+    created_at_s: float
+    expires_at_s: float | None = None
+    on_timeout: Literal["kill", "pause"] = "kill"
+    parent: SandboxId | None = None
+    access_token: str
+    machine_id: str
+    address: Address | None = None
+    disk: tuple[Layer, ...]
+    memory: MemoryFiles | None = None
+    serial: int = Field(0, description="number of the next file name; never used twice")
+
+    def expired(self, now_s: float | None = None) -> bool:
+        """Whether its time is over (paused and dead sandboxes have none)."""
+        return self.expires_at_s is not None and self.expires_at_s <= (now_s or time.time())
+
+    def files(self) -> set[str]:
+        """Every file name that the record needs."""
+        return {layer.file for layer in self.disk} | set(self.memory.files.values() if self.memory else ())
+
+
+@dataclass(frozen=True)
+class SandboxDirectory:
+    """``<home>/sandboxes/<id>/``. Blocking: call from a thread."""
+
+    root: Path
+
+    @property
+    def machine(self) -> Path:
+        """The driver's own directory."""
+        return self.root / "machine"
+
+    @property
+    def capturing(self) -> Path:
+        """Where a capture is made before its files are linked to where they stay."""
+        return self.root / "capturing"
+
+    def create(self) -> None:
+        """Make the directory; nobody but its owner may look inside."""
+        self.root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self.root.mkdir(mode=0o700)
+        for name in ("disk", "memory"):
+            (self.root / name).mkdir(mode=0o700)
+
+    def fresh_machine(self) -> Path:
+        """An empty directory for the next machine."""
+        shutil.rmtree(self.machine, ignore_errors=True)
+        self.machine.mkdir(mode=0o700)
+        return self.machine
+
+    def paths(self, record: Record) -> tuple[tuple[Path, ...], dict[str, Path]]:
+        """The disk chain, base first, and the memory files by role, as paths."""
+        disk = tuple(self.root / layer.file for layer in record.disk)
+        memory = {role: self.root / file for role, file in record.memory.files.items()} if record.memory else {}
+        return disk, memory
+
+    def write(self, record: Record) -> None:
+        """Replace the record durably (temp, fsync, rename, fsync of the directory). Mode 0600: it has a token."""
+        temporary = self.root / (RECORD_NAME + ".tmp")
+        temporary.unlink(missing_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(record.model_dump_json(indent=1).encode())
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.root / RECORD_NAME)
+        directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+
+    def read(self) -> Record:
+        """The record; ``NotFound`` without one, ``CorruptData`` if it is not one."""
+        path = self.root / RECORD_NAME
+        try:
+            with path.open("rb") as file:
+                data = file.read(MAX_RECORD_BYTES + 1)
+            return Record.model_validate_json(data)
+        except FileNotFoundError:
+            raise NotFound(f"no sandbox in {self.root}") from None
+        except (ValidationError, ValueError, OSError) as error:
+            raise CorruptData(
+                f"the record of a sandbox cannot be read: {path}: {str(error).splitlines()[0]}",
+                fix=f"remove {self.root} (its disk layers are lost; snapshots and other sandboxes are not)",
+            ) from error
+
+    def tidy(self, record: Record) -> None:
+        """Delete disk and memory files that the record does not name, and a left-over capture."""
+        needed = record.files()
+        for name in ("disk", "memory"):
+            for path in (self.root / name).glob("*"):
+                if f"{name}/{path.name}" not in needed:
+                    path.unlink(missing_ok=True)
+        shutil.rmtree(self.capturing, ignore_errors=True)
+
+    def remove(self) -> None:
+        """Delete it all: the record last, so that a crash half-way leaves something that can be removed again."""
+        for path in list(self.root.glob("*")) if self.root.exists() else []:
+            if path.name == RECORD_NAME:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        shutil.rmtree(self.root, ignore_errors=True)
+
+
+def link_all(sources: Iterable[Path], directory: Path, folder: str, serial: int) -> tuple[tuple[str, ...], int]:
+    """Hard-link ``sources`` into ``directory/folder`` under fresh names; the names and the next serial."""
+    names: list[str] = []
+    for source in sources:
+        name = f"{folder}/{serial:04d}{source.suffix}"
+        os.link(source, directory / name)
+        names.append(name)
+        serial += 1
+    return tuple(names), serial
+
+
+def adopt(directory: SandboxDirectory, record: Record, capture: Capture, *, below: SandboxDirectory) -> Record:
+    """``record`` standing on a capture: the chain of ``below`` (its own, or its parent's), the capture's layers,
+    and the capture's memory, all hard-linked into ``directory``."""
+    own = below.root == directory.root
+    serial = record.serial
+    chain: list[Layer] = []
+    for layer in record.disk:
+        if own:
+            chain.append(layer)
+            continue
+        (name,), serial = link_all([below.root / layer.file], directory.root, "disk", serial)
+        chain.append(Layer(file=name, blob=layer.blob))
+    names, serial = link_all(capture.disk, directory.root, "disk", serial)
+    chain += [Layer(file=name) for name in names]
+    memory, serial = _link_memory(capture.memory, directory, serial)
+    kept = MemoryFiles(files=memory, facts=capture.facts) if capture.facts and memory else None
+    return record.model_copy(update={"disk": tuple(chain), "memory": kept, "serial": serial})
+
+
+def _link_memory(
+    memory: Mapping[str, Path], directory: SandboxDirectory, serial: int
+) -> tuple[dict[str, str], int]:
+    roles = list(memory)
+    names, serial = link_all((memory[role] for role in roles), directory.root, "memory", serial)
+    return dict(zip(roles, names, strict=True)), serial

@@ -1,0 +1,216 @@
+"""``AsyncSandbox``: a sandbox of this machine's node, for asyncio. ``Sandbox`` is the same without ``await``."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from types import TracebackType
+from typing import Literal, Self, TypeVar
+
+from aenv_run.errors import AenvError, NotFound, SandboxDead
+from aenv_run.guest import Guest
+from aenv_run.lifecycle import State, refusal
+from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import (
+    CreateRequest,
+    ForkRequest,
+    ResumeRequest,
+    SandboxInfo,
+    SnapshotReply,
+    SnapshotRequest,
+    TimeoutRequest,
+)
+from aenv_run.paths import Home
+from aenv_run.sdk_commands import AsyncCommands
+from aenv_run.sdk_files import AsyncFiles
+from aenv_run.types import Name, Tag
+
+T = TypeVar("T")
+DEFAULT_TIMEOUT_S = 300.0
+
+
+class AsyncSandbox:
+    """One sandbox. As a context manager it is killed at the end; else it lives until its timeout."""
+
+    def __init__(self, info: SandboxInfo, node: NodeClient) -> None:
+        self._info = info
+        self._node = node
+        self._guest: Guest | None = None
+        self.commands = AsyncCommands(self.call)
+        self.files = AsyncFiles(self.call)
+
+    @property
+    def sandbox_id(self) -> str:
+        """Its id."""
+        return str(self._info.sandbox_id)
+
+    # -- getting one ---------------------------------------------------------------------------------------
+
+    @classmethod
+    async def create(
+        cls,
+        snapshot: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        metadata: dict[str, str] | None = None,
+        envs: dict[str, str] | None = None,
+        cold: bool = False,
+        on_timeout: Literal["kill", "pause"] = "kill",
+        internet: bool = False,
+        home: Home | None = None,
+    ) -> Self:
+        """Launch ``snapshot``: a name, ``name:version``, ``name:tag`` or snapshot id.
+
+        ``timeout`` seconds from now it is killed, or paused with ``on_timeout="pause"``. ``cold`` boots from
+        the disk and ignores the memory part. ``internet`` lets it open connections to the outside.
+        """
+        node = NodeClient(home)
+        request = CreateRequest(
+            snapshot=snapshot,
+            timeout_s=timeout,
+            on_timeout=on_timeout,
+            metadata=metadata or {},
+            env=envs or {},
+            cold=cold,
+            internet=internet,
+        )
+        return cls(await node.create(request), node)
+
+    @classmethod
+    async def connect(
+        cls, sandbox_id: str, *, timeout: float = DEFAULT_TIMEOUT_S, home: Home | None = None
+    ) -> Self:
+        """A sandbox that exists, by id or unique prefix; one that is paused is resumed for ``timeout``."""
+        node = NodeClient(home)
+        info = await node.get(sandbox_id)
+        if info.state is State.PAUSED:
+            info = await node.resume(info.sandbox_id, ResumeRequest(timeout_s=timeout))
+        return cls(info, node)
+
+    @staticmethod
+    async def list(
+        *,
+        state: Sequence[str] | None = None,
+        metadata: dict[str, str] | None = None,
+        home: Home | None = None,
+    ) -> list[SandboxInfo]:
+        """All sandboxes of the node, oldest first, or those in one of the states and with this metadata."""
+        wanted = (metadata or {}).items()
+        return [
+            info
+            for info in await NodeClient(home).list()
+            if (state is None or info.state in state) and wanted <= info.metadata.items()
+        ]
+
+    # -- its life ------------------------------------------------------------------------------------------
+
+    async def get_info(self) -> SandboxInfo:
+        """What the node knows of it now."""
+        self._take(await self._node.get(self.sandbox_id))
+        return self._info
+
+    async def is_running(self) -> bool:
+        """Whether it runs and its daemon answers."""
+        try:
+            info = await self.get_info()
+        except NotFound:
+            return False
+        return info.address is not None and await self._open().healthy(5.0)
+
+    async def pause(self) -> None:
+        """Keep memory and disk in files and end the machine. Its timeout stops counting."""
+        self._take(await self._node.pause(self.sandbox_id))
+
+    async def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False) -> None:
+        """Go on where ``pause`` stopped, for another ``timeout`` seconds."""
+        self._take(await self._node.resume(self.sandbox_id, ResumeRequest(timeout_s=timeout, cold=cold)))
+
+    async def fork(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Sequence[Self | AenvError]:
+        """``n`` copies of its present state; an entry is a sandbox, or why that child could not be had."""
+        entries = await self._node.fork(self.sandbox_id, ForkRequest(count=n, timeout_s=timeout))
+        return [
+            type(self)(entry.sandbox, self._node)
+            if entry.sandbox
+            else (entry.error.error() if entry.error else SandboxDead("the node gave no reason"))
+            for entry in entries
+        ]
+
+    async def snapshot(
+        self,
+        name: str | None = None,
+        *,
+        tags: Sequence[str] = (),
+        memory: bool = True,
+        labels: dict[str, str] | None = None,
+    ) -> SnapshotReply:
+        """Commit its present state; with ``name`` as that name's next version. The sandbox runs on."""
+        request = SnapshotRequest(
+            name=Name(name) if name is not None else None,
+            tags=tuple(Tag(tag) for tag in tags),
+            memory=memory,
+            labels=labels or {},
+        )
+        return await self._node.snapshot(self.sandbox_id, request)
+
+    async def set_timeout(self, timeout: float) -> None:
+        """Let it live ``timeout`` seconds from now."""
+        self._take(await self._node.set_timeout(self.sandbox_id, TimeoutRequest(timeout_s=timeout)))
+
+    async def kill(self) -> bool:
+        """End and remove it; False when it was gone already."""
+        try:
+            await self._node.kill(self.sandbox_id)
+        except NotFound:
+            return False
+        finally:
+            await self.close()
+        return True
+
+    async def close(self) -> None:
+        """Close this client's connections; the sandbox is not touched."""
+        guest, self._guest = self._guest, None
+        if guest is not None:
+            await guest.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+    # -- the guest -----------------------------------------------------------------------------------------
+
+    def _take(self, info: SandboxInfo) -> None:
+        if (info.address, info.access_token) != (self._info.address, self._info.access_token):
+            self._guest = None
+        self._info = info
+
+    def _open(self) -> Guest:
+        info = self._info
+        if info.address is None or info.access_token is None:
+            raise refusal("use", info.state, subject=f"sandbox {self.sandbox_id}", reason=info.reason)
+        if self._guest is None:
+            self._guest = Guest(info.address.endpoint, access_token=info.access_token)
+        return self._guest
+
+    async def call(self, work: Callable[[Guest], Awaitable[T]]) -> T:
+        """Do ``work``. When the daemon cannot be reached, say what became of the sandbox."""
+        if self._info.address is None:
+            await self.get_info()
+        try:
+            return await work(self._open())
+        except SandboxDead as error:
+            raise await self._explain(error) from error
+
+    async def _explain(self, error: SandboxDead) -> AenvError:
+        subject = f"sandbox {self.sandbox_id}"
+        try:
+            info = await self.get_info()
+        except NotFound:
+            return SandboxDead(f"{subject} is gone: it was killed or its time was over")
+        except AenvError:
+            return error
+        if info.address is None:
+            return refusal("use", info.state, subject=subject, reason=info.reason)
+        return SandboxDead(f"{subject}: {error.message}", fix=error.fix)
