@@ -71,6 +71,7 @@ def directory_rows(fd: int) -> list[tuple[str, os.stat_result]]:
 
 
 def as_key(path: str) -> StoreKey | None:
+    """The key of that path; None when no key looks so."""
     try:
         return StoreKey(path)
     except InvalidInput:
@@ -78,6 +79,7 @@ def as_key(path: str) -> StoreKey | None:
 
 
 def kind_of(mode: int) -> str:
+    """The kind of a file in words."""
     kinds = {
         stat.S_IFDIR: "a directory",
         stat.S_IFLNK: "a symbolic link",
