@@ -129,7 +129,7 @@ class Repository:
 
     def record(self, kind: str, key: StageKey, value: M) -> M:
         """Keep ``value`` under ``key`` unless there is one already; returns the one that is kept."""
-        data = canonical_json(value)
+        data = _canonical(value, f"the {kind} record of {key}")
         if len(data) > MAX_RECORD_BYTES:
             raise InvalidInput(f"the {kind} record of {key} has {len(data)} bytes, more than {MAX_RECORD_BYTES}")
         if self.store.put_new(record_key(kind, key), data):
@@ -267,12 +267,19 @@ def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) ->
         snapshot = Snapshot(disk=disk, memory=memory, **fields)
     except ValidationError as error:
         raise InvalidInput(f"these parts make no snapshot: {_first(error)}") from None
-    if len(canonical_json(snapshot)) > MAX_MANIFEST_BYTES:
+    if len(_canonical(snapshot, "the manifest")) > MAX_MANIFEST_BYTES:
         raise InvalidInput(
             f"the manifest would be larger than {MAX_MANIFEST_BYTES} bytes",
             fix="shorten its labels and its environment",
         )
     return snapshot
+
+
+def _canonical(value: Model, what: str) -> bytes:
+    try:
+        return canonical_json(value)
+    except UnicodeEncodeError:  # a lone surrogate, such as Python makes of a file name that is no UTF-8
+        raise InvalidInput(f"{what} would have text that is no Unicode") from None
 
 
 def _parse(model: type[M], data: bytes, what: str) -> M:
