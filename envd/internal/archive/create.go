@@ -17,17 +17,24 @@ type inode struct{ dev, ino uint64 }
 type creator struct {
 	out   *tar.Writer
 	links map[inode]string
+	dev   uint64
 }
 
 // Create writes path and what is below it as tar, in the order of names. Names
-// start with the last part of path.
+// start with the last part of path. It stays on one file system: a mount point
+// below path is an empty directory, so that / can be read without /proc.
 func Create(w io.Writer, path string) error {
 	path = filepath.Clean(path)
 	name := filepath.Base(path)
 	if path == "/" {
 		name = "."
 	}
-	c := &creator{tar.NewWriter(w), map[inode]string{}}
+	c := &creator{out: tar.NewWriter(w), links: map[inode]string{}}
+	var st syscall.Stat_t
+	if err := syscall.Lstat(path, &st); err != nil {
+		return &os.PathError{Op: "lstat", Path: path, Err: err}
+	}
+	c.dev = uint64(st.Dev)
 	if err := c.add(path, name); err != nil {
 		return err
 	}
@@ -55,7 +62,7 @@ func (c *creator) add(path, name string) error {
 	if err := c.out.WriteHeader(h); err != nil {
 		return err
 	}
-	if !info.IsDir() {
+	if st := info.Sys().(*syscall.Stat_t); !info.IsDir() || uint64(st.Dev) != c.dev {
 		return nil
 	}
 	entries, err := os.ReadDir(path)
@@ -99,7 +106,7 @@ func (c *creator) header(path, name string, info os.FileInfo) (*tar.Header, erro
 		}
 		c.links[id] = name
 	}
-	if info.Mode()&(os.ModeDevice|os.ModeCharDevice) == os.ModeDevice|os.ModeCharDevice || info.Mode()&os.ModeDevice != 0 {
+	if info.Mode()&os.ModeDevice != 0 {
 		h.Devmajor, h.Devminor = int64(st.Rdev>>8&0xfff), int64(st.Rdev&0xff|st.Rdev>>12&0xfff00)
 	}
 	if info.Mode().IsRegular() || info.IsDir() {

@@ -11,10 +11,8 @@ import (
 // names sets the host name and the files that resolvers read. None of it is
 // fatal: a sandbox without a resolver is still a sandbox.
 func names(o Options) {
-	if o.Hostname != "" {
-		if err := syscall.Sethostname([]byte(o.Hostname)); err != nil {
-			say("host name %q: %v", o.Hostname, err)
-		}
+	if err := syscall.Sethostname([]byte(hostName(o))); err != nil {
+		say("host name %q: %v", hostName(o), err)
 	}
 	if err := mountPoint("/etc"); err != nil {
 		say("/etc: %v", err)
@@ -28,6 +26,21 @@ func names(o Options) {
 			say("/etc/resolv.conf: %v", err)
 		}
 	}
+}
+
+// hostName is that of the command line, else that of the image, else one that
+// every program accepts; the kernel's own is "(none)".
+func hostName(o Options) string {
+	if o.Hostname != "" {
+		return o.Hostname
+	}
+	st, err := os.Lstat("/etc/hostname")
+	if err == nil && st.Mode().IsRegular() && st.Size() <= 65 {
+		if data, err := os.ReadFile("/etc/hostname"); err == nil && strings.TrimSpace(string(data)) != "" {
+			return strings.TrimSpace(string(data))
+		}
+	}
+	return "localhost"
 }
 
 // resolver shows our resolv.conf without changing that of the image.

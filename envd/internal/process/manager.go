@@ -186,7 +186,7 @@ func (m *Manager) killListed(p *Proc) {
 	}
 }
 
-// Sessions lists every session this daemon started that still has a process in
+// Sessions lists every session this daemon started that still has a live process in
 // it, also when its leader is gone. For tests on a host, where nothing else may
 // be touched.
 func (m *Manager) Sessions() []int {
@@ -194,7 +194,9 @@ func (m *Manager) Sessions() []int {
 	defer m.mu.Unlock()
 	alive := map[int]bool{}
 	for _, st := range Processes() {
-		alive[st.Session] = true
+		if st.State != 'Z' && st.State != 'X' { // those wait for their parent only
+			alive[st.Session] = true
+		}
 	}
 	sessions := []int{}
 	for pid := range m.sessions {
