@@ -124,6 +124,7 @@ class QemuMachine:
             facts=record.facts,
             top=top,
         )
+        self._watcher = asyncio.create_task(self._watch())
 
     @classmethod
     async def attach(cls, directory: Path) -> QemuMachine | None:
@@ -215,7 +216,17 @@ class QemuMachine:
             raise
 
     async def wait(self) -> MachineExit:
-        """Return when the machine is dead; a guest that shut down is ended here."""
+        """Return when the machine is dead."""
+        await asyncio.shield(self._watcher)
+        assert self._exit is not None
+        return self._exit
+
+    async def _watch(self) -> None:
+        """End the engine of a guest that shut down or panicked.
+
+        It stays, stopped, so that its console can be read here; but its daemon's connections stay open too, and
+        whoever waits for a command in it would wait for ever.
+        """
         ended = asyncio.create_task(self._child.wait())
         try:
             while self._exit is None and not ended.done():
@@ -230,9 +241,9 @@ class QemuMachine:
         finally:
             ended.cancel()
         if self._exit is None:
-            self._exit = MachineExit(await self._reason(), await self.console())
-        await self.kill()
-        return self._exit
+            reason, console = await self._reason(), await self.console()
+            self._exit = self._exit or MachineExit(reason, console)
+        await self._end()
 
     async def _reason(self) -> str:
         if self._exit is not None:
@@ -266,16 +277,25 @@ class QemuMachine:
         """End it now. Nothing of it is outside its directory. Idempotent."""
         if self._exit is None:
             self._exit = MachineExit("it was killed")
+        await self._end()
+        await asyncio.wait([self._watcher])
+
+    async def _end(self) -> None:
         self._qmp.close()
         await asyncio.shield(asyncio.to_thread(self._child.kill_group))
+        self._tidy()
+
+    def _tidy(self) -> None:
         (self._directory / qemu_command.QMP_SOCKET).unlink(missing_ok=True)
         (self._directory / RECORD).unlink(missing_ok=True)
 
     def kill_now(self) -> None:
         """As ``kill``, without awaiting: for the way out after an error or a cancellation."""
+        self._exit = self._exit or MachineExit("it was killed")
+        self._watcher.cancel()
         self._qmp.close()
         self._child.kill_group()
-        (self._directory / RECORD).unlink(missing_ok=True)
+        self._tidy()
 
     async def wait_booted(self, timeout_s: float) -> None:
         """Return when the daemon answers; BootFailed as soon as it is clear that it never will.

@@ -45,16 +45,19 @@ class Qmp:
         The path goes through a descriptor of the directory: a socket's path may have 107 bytes only.
         Raises OSError while nobody listens, and ProtocolError or TimeoutError when it is not QEMU.
         """
+        # asyncio.timeout throughout: wait_for of Python 3.11 may swallow a cancellation.
         descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            reader, writer = await asyncio.wait_for(
-                asyncio.open_unix_connection(f"/proc/self/fd/{descriptor}/{name}", limit=MAX_LINE_BYTES), timeout_s
-            )
+            async with asyncio.timeout(timeout_s):
+                reader, writer = await asyncio.open_unix_connection(
+                    f"/proc/self/fd/{descriptor}/{name}", limit=MAX_LINE_BYTES
+                )
         finally:
             os.close(descriptor)
         client = cls(reader, writer)
         try:
-            greeting = await asyncio.wait_for(reader.readline(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                greeting = await reader.readline()
             if b'"QMP"' not in greeting:
                 raise ProtocolError(f"no QMP greeting on {name}: {greeting[:80]!r}")
             client._task = asyncio.create_task(client._receive())
@@ -119,7 +122,8 @@ class Qmp:
             request["arguments"] = arguments
         try:
             self._writer.write(json.dumps(request).encode() + b"\n")
-            return await asyncio.wait_for(waiter, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await waiter
         except (TimeoutError, OSError) as error:
             raise SandboxDead(
                 f"the virtual machine monitor did not answer {command} in {timeout_s:g} s"

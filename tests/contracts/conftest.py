@@ -1,0 +1,40 @@
+"""Machines for the contract tests: one captured machine per driver and session, restored by each test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from aenv_run.drivers.protocol import DriverName
+from aenv_run.drivers.select import select
+from aenv_run.paths import Home
+from tests.contracts.machines import Bench, make_bench
+
+DRIVERS = (DriverName.QEMU,)
+
+
+@pytest.fixture(scope="session")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    """A home of this session's own; kernel and daemon are the checkout's (or $AENV_GUEST_DIR's)."""
+    return Home(tmp_path_factory.mktemp("home"))
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session", params=DRIVERS)
+async def bench(request: pytest.FixtureRequest, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """The driver under test with a captured machine."""
+    name: DriverName = request.param
+    selected = await select(name, home)
+    return await make_bench(selected.driver, home, tmp_path_factory.mktemp(f"machines-{name}"))
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Path:
+    """Where ``mount_small`` may mount; root only."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system needs root")
+    path = tmp_path / "small"
+    path.mkdir()
+    return path

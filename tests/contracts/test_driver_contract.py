@@ -1,0 +1,431 @@
+"""What every driver promises (aenv_run/drivers/protocol.py). Capabilities are asked as data, never by name."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_run import disk
+from aenv_run.digest import digest_bytes, digest_file
+from aenv_run.drivers.protocol import Machine, MachineState, RestoreSpec
+from aenv_run.errors import (
+    BootFailed,
+    Conflict,
+    CorruptData,
+    InvalidInput,
+    NoSpace,
+    RestoreIncompatible,
+    SandboxDead,
+)
+from aenv_run.guest import Command, Guest
+from aenv_run.snapshot import MemoryFacts
+from aenv_run.types import MachineSpec
+from tests.contracts.machines import Bench, prepare_capture, processes_in, sh
+
+
+async def counter_of(machine: Machine) -> tuple[int, int]:
+    """The counter's value on disk, and in its process's memory at the same moment or one step later."""
+    on_disk = await sh(machine, "p=$(cat /pid); kill -STOP $p; cat /counter; kill -USR1 $p; kill -CONT $p")
+    in_memory = await sh(machine, "while [ ! -s /value ]; do sleep 0.05; done; cat /value; rm /value")
+    return int(on_disk), int(in_memory)
+
+
+async def find_counter(machine: Machine) -> None:
+    async with Guest(machine.endpoint) as guest:
+        (pid,) = [one.pid for one in await guest.processes() if one.tag == "counter"]
+    await sh(machine, f"echo {pid} >/pid")
+
+
+# --- restore ---------------------------------------------------------------------------------------------------
+
+
+async def test_a_restored_machine_has_memory_and_disk_of_one_instant(bench: Bench) -> None:
+    async with bench.child() as machine:
+        assert await machine.state() is MachineState.RUNNING
+        assert await sh(machine, "cat /seed") == "seed"
+        await find_counter(machine)
+        on_disk, in_memory = await counter_of(machine)
+        assert on_disk <= in_memory <= on_disk + 2
+
+
+async def test_children_do_not_see_each_other_and_leave_the_shared_files_alone(bench: Bench) -> None:
+    files = (*bench.disk, *bench.seed.disk, *bench.seed.memory.values())
+    before = [digest_file(path) for path in files]
+    async with bench.child() as one, bench.child() as other:
+        assert one.endpoint != other.endpoint
+        await asyncio.gather(sh(one, "echo one >/mine; sync"), sh(other, "echo other >/mine; sync"))
+        assert (await sh(one, "cat /mine"), await sh(other, "cat /mine")) == ("one", "other")
+    async with bench.child() as third:
+        assert "mine" not in (await sh(third, "ls /")).split()
+    assert [digest_file(path) for path in files] == before
+
+
+async def test_check_restore_names_every_fact_that_differs(bench: Bench) -> None:
+    facts = bench.seed.facts
+    assert facts is not None
+    other: dict[str, object] = {name: f"other {name}" for name in MemoryFacts.model_fields}
+    other |= {
+        "mode": "systrap",
+        "kernel_digest": digest_bytes(b"k"),
+        "envd_digest": digest_bytes(b"e"),
+        "tsc_khz": 1,
+    }
+    spec = bench.restored()
+    for name, value in other.items():
+        changed = dataclasses.replace(spec, facts=facts.model_copy(update={name: value}))
+        with pytest.raises(RestoreIncompatible, match=rf"\n  {name}: .*{value}"):
+            await bench.driver.restore(changed)
+    with pytest.raises(RestoreIncompatible) as all_of_them:
+        await bench.driver.check_restore(dataclasses.replace(spec, facts=facts.model_copy(update=other)))
+    assert all(f"  {name}: " in all_of_them.value.message for name in other)
+    assert "cold" in all_of_them.value.fix
+    assert processes_in(spec.directory) == []
+
+
+async def test_a_restore_into_another_machine_is_refused(bench: Bench) -> None:
+    spec = bench.restored()
+    with pytest.raises(RestoreIncompatible, match="RAM"):
+        await bench.driver.restore(dataclasses.replace(spec, machine=MachineSpec(memory_mib=512, disk_mib=256)))
+    with pytest.raises(InvalidInput, match="256 MiB"):
+        await bench.driver.restore(
+            dataclasses.replace(spec, machine=bench.machine.model_copy(update={"disk_mib": 512}))
+        )
+    with pytest.raises(InvalidInput, match="device_state"):
+        await bench.driver.restore(dataclasses.replace(spec, memory={}))
+    assert processes_in(spec.directory) == []
+
+
+async def test_a_broken_memory_file_fails_and_leaves_no_process(bench: Bench) -> None:
+    spec = bench.restored()
+    broken = spec.directory / "broken"
+    content = bench.seed.memory["device_state"].read_bytes()
+    broken.write_bytes(content[: len(content) // 2])
+    with pytest.raises(BootFailed, match="memory snapshot"):
+        await bench.driver.restore(
+            dataclasses.replace(spec, memory={**spec.memory, "device_state": broken}, timeout_s=10.0)
+        )
+    assert processes_in(spec.directory) == []
+
+
+# --- life ------------------------------------------------------------------------------------------------------
+
+
+async def test_pause_and_resume_are_idempotent(bench: Bench) -> None:
+    async with bench.child() as machine:
+        for _ in range(2):
+            await machine.pause()
+            assert await machine.state() is MachineState.PAUSED
+        async with Guest(machine.endpoint) as guest:
+            assert not await guest.healthy(0.3)
+        for _ in range(2):
+            await machine.resume()
+            assert await machine.state() is MachineState.RUNNING
+        assert await sh(machine, "cat /seed") == "seed"
+
+
+async def test_a_dead_machine_says_so(bench: Bench) -> None:
+    async with bench.child() as machine:
+        waiting = asyncio.create_task(machine.wait())
+        os.kill(machine.pid, signal.SIGKILL)
+        assert "process ended" in (await asyncio.wait_for(waiting, 10)).reason
+        assert await machine.state() is MachineState.DEAD
+        for call in (machine.pause(), machine.resume(), machine.capture(bench.capture_directory(), memory=True)):
+            with pytest.raises(SandboxDead):
+                await call
+
+
+async def test_a_guest_that_shuts_down_is_dead_and_its_engine_ends(bench: Bench) -> None:
+    async with bench.child() as machine:
+        with pytest.raises(SandboxDead):
+            await asyncio.wait_for(sh(machine, "echo last words >/dev/console; poweroff -f; sleep 60"), 20)
+        end = await asyncio.wait_for(machine.wait(), 20)
+        assert "shut down" in end.reason
+        assert "last words" in end.console
+        assert processes_in(machine.directory) == []
+        assert await machine.wait() == end
+
+
+async def test_kill_is_idempotent_and_leaves_nothing(bench: Bench) -> None:
+    spec = bench.restored()
+    machine = await bench.driver.restore(spec)
+    assert processes_in(spec.directory) == [machine.pid]
+    for _ in range(2):
+        await machine.kill()
+    assert processes_in(spec.directory) == []
+    assert await machine.state() is MachineState.DEAD
+    assert await bench.driver.attach(spec.directory) is None
+    again = await bench.driver.restore(dataclasses.replace(spec, directory=spec.directory))
+    await again.kill()
+
+
+async def test_a_directory_holds_one_living_machine(bench: Bench) -> None:
+    spec = bench.restored()
+    async with bench.running(spec) as machine:
+        with pytest.raises(Conflict, match="lives"):
+            await bench.driver.restore(spec)
+        assert await sh(machine, "cat /seed") == "seed"
+
+
+async def test_the_console_is_bounded_and_clean(bench: Bench) -> None:
+    async with bench.child() as machine:
+        await sh(
+            machine,
+            "echo start-of-flood >/dev/console; dd if=/dev/zero bs=1k count=100 2>/dev/null | cat >/dev/console",
+        )
+        await sh(
+            machine,
+            r"printf '\033[31mred\033[0m \007bell\n' 2>/dev/null >/dev/console || echo red bell >/dev/console",
+        )
+        text = await machine.console()
+        assert len(text) <= 65536
+        assert "start-of-flood" not in text
+        assert all(character.isprintable() or character in "\n\t" for character in text)
+
+
+# --- capture ---------------------------------------------------------------------------------------------------
+
+
+async def test_capture_leaves_the_machine_running_and_generations_add_up(bench: Bench) -> None:
+    line = [bench.seed]
+    for generation in range(1, 4):
+        async with bench.child(*line) as machine:
+            await sh(
+                machine,
+                f"echo {generation} >/tmp/g{generation}; dd if=/dev/urandom of=/blob{generation} bs=64k count=16",
+            )
+            await prepare_capture(machine)
+            capture = await machine.capture(bench.capture_directory(), memory=True)
+            assert await machine.state() is MachineState.RUNNING
+            assert await sh(machine, f"echo after >/after; cat /tmp/g{generation}") == str(generation)
+        assert capture.stopped_ms > 0
+        assert len(capture.disk) == 1
+        line.append(capture)
+    async with bench.child(*line) as machine:
+        assert await sh(machine, "cat /tmp/g1 /tmp/g2 /tmp/g3") == "1\n2\n3"
+        assert set((await sh(machine, "ls /")).split()) >= {"blob1", "blob2", "blob3"}
+        assert "after" not in (await sh(machine, "ls /")).split()
+        await find_counter(machine)
+        on_disk, in_memory = await counter_of(machine)
+        assert on_disk <= in_memory <= on_disk + 2
+
+
+async def test_a_second_capture_has_the_layers_of_the_first(bench: Bench) -> None:
+    async with bench.child() as machine:
+        await sh(machine, "echo 1 >/first; sync")
+        first = await machine.capture(bench.capture_directory(), memory=True)
+        await sh(machine, "echo 2 >/second; sync")
+        second = await machine.capture(bench.capture_directory(), memory=True, keep_running=False)
+        assert await machine.state() is MachineState.PAUSED
+        assert (len(first.disk), len(second.disk)) == (1, 2)
+        assert first.disk[0].stat().st_ino == second.disk[0].stat().st_ino
+        with pytest.raises(Conflict, match="exists"):
+            await machine.capture(second.directory, memory=False)
+        await machine.resume()
+        first.discard()
+        assert not first.directory.exists()
+    async with bench.child(bench.seed, second) as machine:
+        assert await sh(machine, "cat /first /second") == "1\n2"
+
+
+async def test_a_paused_machine_stays_paused(bench: Bench) -> None:
+    async with bench.child() as machine:
+        await machine.pause()
+        capture = await machine.capture(bench.capture_directory(), memory=True)
+        assert await machine.state() is MachineState.PAUSED
+    async with bench.child(bench.seed, capture) as machine:
+        assert await machine.state() is MachineState.RUNNING
+        assert await sh(machine, "cat /seed") == "seed"
+
+
+async def test_a_disk_alone_boots_cold(bench: Bench) -> None:
+    async with bench.child() as machine:
+        await sh(machine, "echo kept >/kept; sync")
+        capture = await machine.capture(bench.capture_directory(), memory=False)
+        assert (capture.memory, capture.facts) == ({}, None)
+    async with bench.running(bench.cold(bench.seed, capture)) as machine:
+        assert await sh(machine, "cat /seed /kept; ls /tmp") == "seed\nkept"
+        async with Guest(machine.endpoint) as guest:
+            assert [one for one in await guest.processes() if one.tag == "counter"] == []
+
+
+async def test_captured_files_are_sealed(bench: Bench) -> None:
+    for path in (*bench.seed.disk, *bench.seed.memory.values()):
+        assert path.parent == bench.seed.directory
+        assert path.stat().st_mode & 0o222 == 0
+    assert bench.seed.facts == await bench.driver.facts(bench.machine)
+
+
+@contextlib.contextmanager
+def full_disk(path: Path, size_bytes: int) -> Iterator[None]:
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", str(path)], check=True)
+
+
+@pytest.mark.parametrize("room", ["none", "for the base"])
+async def test_a_full_disk_fails_a_capture_and_nothing_else(bench: Bench, small_disk: Path, room: str) -> None:
+    base = bench.seed.memory["ram"].stat().st_blocks * 512
+    async with bench.child() as machine:
+        await sh(machine, "dd if=/dev/urandom of=/tmp/x bs=1M count=20; echo 1 >/one")
+        with full_disk(small_disk, 1 << 20 if room == "none" else base + (4 << 20)):
+            with pytest.raises(NoSpace, match="runs on"):
+                await machine.capture(small_disk / "capture", memory=True)
+            assert list(small_disk.iterdir()) == []
+        assert await machine.state() is MachineState.RUNNING
+        capture = await machine.capture(bench.capture_directory(), memory=True)
+    async with bench.child(bench.seed, capture) as machine:
+        assert await sh(machine, "cat /one") == "1"
+
+
+# --- cancellation ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.005, 0.02, 0.04, 0.06, 0.1])
+async def test_a_cancelled_restore_leaves_no_process(bench: Bench, delay_s: float) -> None:
+    spec = bench.restored()
+    task = asyncio.create_task(bench.driver.restore(spec))
+    await asyncio.sleep(delay_s)
+    task.cancel()
+    try:
+        machine = await task
+    except asyncio.CancelledError:
+        assert processes_in(spec.directory) == []
+        assert await bench.driver.attach(spec.directory) is None
+    else:
+        await machine.kill()
+
+
+async def test_a_cancelled_boot_leaves_no_process(bench: Bench) -> None:
+    spec = bench.cold()
+    task = asyncio.create_task(bench.driver.boot(spec))
+    while not processes_in(spec.directory):  # noqa: ASYNC110 - another process, no event
+        await asyncio.sleep(0.02)
+    await asyncio.sleep(0.5)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert processes_in(spec.directory) == []
+
+
+async def test_a_cancelled_capture_leaves_the_machine_as_it_was(bench: Bench) -> None:
+    async with bench.child() as machine:
+        await sh(machine, "echo 1 >/one; sync")
+        for delay_s in (0.0, 0.005, 0.02, 0.05):
+            directory = bench.capture_directory()
+            task = asyncio.create_task(machine.capture(directory, memory=True, keep_running=False))
+            await asyncio.sleep(delay_s)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            assert not directory.exists()
+            assert await machine.state() is MachineState.RUNNING
+        capture = await machine.capture(bench.capture_directory(), memory=True)
+    async with bench.child(bench.seed, capture) as machine:
+        assert await sh(machine, "cat /one") == "1"
+
+
+# --- boot that fails -------------------------------------------------------------------------------------------
+
+
+async def test_a_boot_without_a_file_system_shows_the_console(bench: Bench) -> None:
+    empty = bench.root / "empty.qcow2"
+    disk.write_overlay(empty, bench.machine.disk_mib << 20)
+    spec = dataclasses.replace(bench.cold(), disk=(empty,))
+    with pytest.raises(BootFailed, match=r"(?s)init failed.*aenv-init: FAILED: .*/dev/vda") as failed:
+        await bench.driver.boot(spec)
+    assert "\x1b" not in failed.value.message
+    assert processes_in(spec.directory) == []
+
+
+async def test_a_layer_that_is_no_image_is_refused(bench: Bench) -> None:
+    bad = bench.root / "bad.qcow2"
+    bad.write_bytes(b"no image" * 100)
+    with pytest.raises(CorruptData, match=r"bad\.qcow2"):
+        await bench.driver.boot(dataclasses.replace(bench.cold(), disk=(bad,)))
+
+
+# --- across processes ------------------------------------------------------------------------------------------
+
+
+def start_elsewhere(bench: Bench, spec: RestoreSpec) -> int:
+    """Restore ``spec`` in another process, which then ends; the engine's pid."""
+    script = f"""
+    import asyncio, pathlib
+    from pathlib import PosixPath
+    from aenv_run.drivers.protocol import RestoreSpec
+    from aenv_run.drivers.select import select
+    from aenv_run.paths import Home
+    from aenv_run.snapshot import MemoryFacts
+    from aenv_run.types import Digest, MachineSpec
+
+    async def main():
+        selected = await select({str(bench.driver.name)!r}, Home(pathlib.Path({str(bench.home.root)!r})))
+        facts = MemoryFacts.model_validate_json({spec.facts.model_dump_json() if spec.facts else ""!r})
+        spec = RestoreSpec(
+            MachineSpec(**{spec.machine.model_dump()!r}), {spec.disk!r}, {spec.directory!r},
+            ephemeral={spec.ephemeral!r}, memory={spec.memory!r}, facts=facts,
+        )
+        print((await selected.driver.restore(spec)).pid)
+
+    asyncio.run(main())
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+async def test_a_machine_outlives_its_starter_and_is_attached(bench: Bench) -> None:
+    spec = bench.restored(ephemeral=False)
+    pid = await asyncio.to_thread(start_elsewhere, bench, spec)
+    machine = await bench.driver.attach(spec.directory)
+    assert machine is not None
+    try:
+        assert machine.pid == pid
+        assert await machine.state() is MachineState.RUNNING
+        await sh(machine, "echo 1 >/one; sync")
+        first = await machine.capture(bench.capture_directory(), memory=True)
+        assert len(first.disk) == 1
+        waiting = asyncio.create_task(machine.wait())
+        await asyncio.sleep(0.05)
+    finally:
+        await machine.kill()
+    assert (await asyncio.wait_for(waiting, 10)).reason == "it was killed"
+    assert processes_in(spec.directory) == []
+
+
+async def test_an_ephemeral_machine_ends_with_its_starter(bench: Bench) -> None:
+    spec = bench.restored()
+    await asyncio.to_thread(start_elsewhere, bench, spec)
+    for _ in range(100):
+        if not processes_in(spec.directory):
+            break
+        await asyncio.sleep(0.02)
+    assert processes_in(spec.directory) == []
+    assert await bench.driver.attach(spec.directory) is None
+
+
+# --- the guest sees ---------------------------------------------------------------------------------------------
+
+
+async def test_without_internet_the_guest_reaches_nothing_of_the_host(bench: Bench) -> None:
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, bench.child() as machine, Guest(machine.endpoint) as guest:
+        result = await guest.run(
+            Command(("/bin/busybox", "nc", "-w", "2", "-z", "10.0.2.2", str(port))), timeout_s=20.0
+        )
+        assert result.exit_code != 0
