@@ -90,7 +90,9 @@ update_lists() { step "package lists" apt_get update; }
 
 # Prints "SUITE<TAB>URI<TAB>SIGNED-BY" for each apt source of this machine.
 apt_sources() {
-  find /etc/apt/sources.list /etc/apt/sources.list.d/ \( -name '*.list' -o -name '*.sources' \) -print0 2>/dev/null |
+  # /etc/apt/sources.list need not exist: naming it to find would fail the whole pipe.
+  find /etc/apt -maxdepth 2 \( -path '/etc/apt/sources.list' -o -path '/etc/apt/sources.list.d/*.list' \
+    -o -path '/etc/apt/sources.list.d/*.sources' \) -print0 |
     sort -z | xargs -0r awk -f scripts/lib/apt-sources.awk
 }
 
@@ -112,7 +114,7 @@ backports_source() {
 
 # On Debian 12, QEMU and Go come from backports; later releases carry them.
 needs_backports() {
-  [ "$(codename)" = bookworm ] && ! apt_sources | cut -f1 | grep -qx bookworm-backports
+  [ "$(codename)" = bookworm ] && ! apt_sources | cut -f1 | grep -x bookworm-backports >/dev/null
 }
 
 write_backports() {
