@@ -56,6 +56,8 @@ class AsyncCommandHandle:
         self._sinks = sinks
         self._parts: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
         self._reader = asyncio.create_task(self._read())
+        # Whoever waits gets its error; nobody has to wait (the sandbox may be paused under a background command).
+        self._reader.add_done_callback(lambda task: task.cancelled() or task.exception())
 
     @property
     def pid(self) -> int:

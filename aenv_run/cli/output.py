@@ -43,9 +43,11 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)
-    width = console.measure(table).maximum
-    if not console.is_terminal or width > console.width:
-        console = Console(highlight=False, width=max(width, 40), soft_wrap=True)
+    width = Console(width=10_000).measure(table).maximum
+    if not console.is_terminal:
+        console = Console(highlight=False, width=max(width, 1))
+    elif width > console.width:
+        console = Console(highlight=False, width=width, soft_wrap=True)
     console.print(table)
 
 

@@ -66,6 +66,8 @@ class Guest:
             base_url=endpoint.url,
             transport=transport,
             trust_env=False,
+            # The daemon is near: compressing would only cost time, and streams are read raw.
+            headers={"Accept-Encoding": "identity"},
             timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
         )

@@ -185,7 +185,9 @@ class Bench:
             for _ in range(rounds):
                 start = time.perf_counter()
                 reply = await NodeClient(self.home).fork_reply(parent.sandbox_id, count)
-                children = [AsyncSandbox(entry.sandbox, NodeClient(self.home)) for entry in reply.children if entry.sandbox]
+                children = [
+                    AsyncSandbox(entry.sandbox, NodeClient(self.home)) for entry in reply.children if entry.sandbox
+                ]
                 assert len(children) == count, reply
 
                 async def answered(child: AsyncSandbox, since: float = start) -> float:
@@ -228,9 +230,7 @@ class Bench:
             progress.update(task, advance=1, description="cold boot")
             cold, self.rounds = self.rounds, max(2, self.rounds // 3)
             self.rows.append(
-                await self.measure(
-                    "cold boot to first command", lambda: self.launch("bench-disk"), self.boot_bare
-                )
+                await self.measure("cold boot to first command", lambda: self.launch("bench-disk"), self.boot_bare)
             )
             self.rounds = cold
 
@@ -244,7 +244,9 @@ def show(rows: list[Row], facts: dict[str, str]) -> None:
         ours, theirs = statistics.median(row.ours_ms), statistics.median(row.bare_ms)
         cells = [ours, percentile(row.ours_ms, 0.95), theirs, percentile(row.bare_ms, 0.95)]
         note = row.note or "the same by hand"
-        table.add_row(row.step, str(len(row.ours_ms)), *(f"{ms:.0f}" for ms in cells), f"{ours / theirs:.2f}", note)
+        table.add_row(
+            row.step, str(len(row.ours_ms)), *(f"{ms:.0f}" for ms in cells), f"{ours / theirs:.2f}", note
+        )
     console.print(table)
 
 
@@ -277,7 +279,9 @@ async def main() -> None:
             await NodeClient(home).shutdown(kill=True)
     show(bench.rows, found)
     if options.json:
-        options.json.write_text(json.dumps({"facts": found, "rows": [asdict(row) for row in bench.rows]}, indent=1))
+        options.json.write_text(
+            json.dumps({"facts": found, "rows": [asdict(row) for row in bench.rows]}, indent=1)
+        )
 
 
 if __name__ == "__main__":
