@@ -7,41 +7,21 @@ import hashlib
 import os
 import secrets
 import stat
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, cast
 
 from aenv_run.errors import Conflict, CorruptData, StoreUnavailable
 from aenv_run.repository import RESTORE_FIX, Repository
 from aenv_run.snapshot import Blob
+from aenv_run.store.identity import FileIdentity
 from aenv_run.store.posix_files import link_descriptor, typed_error
 from aenv_run.store.sparse import copy_sparse, write_stream_sparse
 
 _OPEN = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EROFS}
-#: A file written less than this before it was digested may be written again within one tick of its clock.
-SETTLED_NS = 100_000_000
 _ROUNDS = 5
-
-
-@dataclass(frozen=True)
-class _Identity:
-    """What must not have changed since the content was verified; see ``BlobCache``."""
-
-    device: int
-    inode: int
-    size: int
-    mtime_ns: int
-
-    @classmethod
-    def of(cls, found: os.stat_result) -> _Identity:
-        return cls(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
-
-    def line(self) -> str:
-        return f"aenv.verified/1 {self.device} {self.inode} {self.size} {self.mtime_ns}\n"
 
 
 class BlobCache:
@@ -54,7 +34,8 @@ class BlobCache:
     each sandbox. What it does not notice: mtime set back on purpose, which needs the owner's rights, who could
     as well change the mark; and bits that rot below the file system, which ``check --deep`` finds. Blobs are
     0444, so that a program which opens one for writing by mistake is refused unless it is root. mtime moves in
-    ticks of some milliseconds, so a file that was just written gets no mark yet and is digested once more.
+    ticks of some milliseconds, so a file that was just written gets no mark yet and is digested once more. A file
+    that this process has just committed is not digested again: the repository knows its identity.
 
     A mark is a small file of its own, written beside and renamed; it is not synced, because a lost mark costs
     one more digest, and a mark that survives speaks of data that was synced before the mark was written.
@@ -116,14 +97,17 @@ class BlobCache:
                 _link(fd, path)
             except FileExistsError:
                 return False
-            self._mark(blob, os.fstat(fd))
+            # Our own copy, which nobody else has opened: its last write was before the digest.
+            self._mark(blob, FileIdentity.of(os.fstat(fd)))
             return True
 
     def _adopt(self, blob: Blob, local: Path, path: Path) -> bool | None:
         """Link the store's own file; None when the file system cannot."""
         with _opened(local) as fd:
-            before = os.fstat(fd)
-            self._require(blob, fd, f"{self._repository.blob_key(blob.digest)} ({local})")
+            before = FileIdentity.of(os.fstat(fd))
+            settled = before.settled
+            if not self._repository.has_digested(blob, before):
+                self._require(blob, fd, f"{self._repository.blob_key(blob.digest)} ({local})")
             try:
                 _link(fd, path)
             except FileExistsError:
@@ -132,7 +116,8 @@ class BlobCache:
                 if error.errno in _CANNOT_LINK:
                     return None
                 raise
-            self._mark(blob, before)
+            if settled:
+                self._mark(blob, before)
             return True
 
     def _copy_local(self, blob: Blob, local: Path, target_fd: int) -> None:
@@ -144,17 +129,20 @@ class BlobCache:
         """Digest a cached file without a valid mark. A wrong one is dropped; False: fetch it again."""
         try:
             with _opened(path) as fd:
-                before = os.fstat(fd)
+                found = os.fstat(fd)
+                before = FileIdentity.of(found)
+                settled = before.settled
                 try:
                     self._require(blob, fd, str(path))
                 except CorruptData:
                     local = self._repository.store.local_path(self._repository.blob_key(blob.digest))
-                    if local is not None and os.path.samestat(before, local.stat(follow_symlinks=False)):
+                    if local is not None and os.path.samestat(found, local.stat(follow_symlinks=False)):
                         path.unlink(missing_ok=True)
                         raise  # it is the repository's file
                     path.unlink(missing_ok=True)
                     return False
-                self._mark(blob, before)
+                if settled:
+                    self._mark(blob, before)
                 return True
         except FileNotFoundError:
             return False
@@ -183,18 +171,16 @@ class BlobCache:
     def _is_marked(self, blob: Blob, found: os.stat_result) -> bool:
         try:
             with self._place("verified", blob).open("rb") as file:
-                return file.read(256) == _Identity.of(found).line().encode()
+                return file.read(256) == FileIdentity.of(found).line().encode()
         except FileNotFoundError:
             return False
 
-    def _mark(self, blob: Blob, verified: os.stat_result) -> None:
-        """Keep that the file was right; ``verified`` is its state before it was digested."""
-        if time.time_ns() - verified.st_mtime_ns < SETTLED_NS:
-            return
+    def _mark(self, blob: Blob, verified: FileIdentity) -> None:
+        """Keep that the file was right; ``verified`` is its identity before it was digested."""
         mark = self._place("verified", blob)
         _make_private(mark.parent)
         with self._temporary() as (fd, temporary):
-            os.write(fd, _Identity.of(verified).line().encode())
+            os.write(fd, verified.line().encode())
             temporary.rename(mark)
 
     def _place(self, kind: str, blob: Blob) -> Path:

@@ -23,12 +23,15 @@ from aenv_run.digest import CHUNK_BYTES, canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
 from aenv_run.store import Store, StoreKey
+from aenv_run.store.identity import FileIdentity
 from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
 
 #: Refs and records are small; a store that offers more is lying.
 MAX_RECORD_BYTES = 64 << 10
 #: The kinds of records by stage key.
 RECORD_KINDS = ("stages", "outputs")
+#: Identities of files that this process digested; forgetting one costs a digest.
+MAX_REMEMBERED = 10_000
 RESTORE_FIX = "restore the file from a copy, or move it away and build the snapshot again, which stores it anew"
 
 M = TypeVar("M", bound=Model)
@@ -51,6 +54,7 @@ class Repository:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self._digested: dict[Digest, FileIdentity] = {}
 
     # Snapshots
 
@@ -69,7 +73,8 @@ class Repository:
             self.require_blob(blob)
         roles = sorted(capture.memory)
         files = [*capture.disk, *(capture.memory[role] for role in roles)]
-        blobs = _describe(files)
+        described = _describe(files)
+        blobs = tuple(blob for blob, _ in described)
         memory = None
         if capture.facts is not None:
             memory = MemoryPart(
@@ -79,6 +84,7 @@ class Repository:
         for path, blob in zip(files, blobs, strict=True):
             self._put_blob(path, blob)
         self._put_manifest(snapshot)
+        self._remember(described)
         for path in files:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # whatever else the owner keeps there stays
@@ -185,6 +191,15 @@ class Repository:
             while reader.read(CHUNK_BYTES):
                 pass
 
+    def has_digested(self, blob: Blob, identity: FileIdentity) -> bool:
+        """Whether this process committed exactly that file as this blob, so that it need not be read again."""
+        return identity.size_bytes == blob.size_bytes and self._digested.get(blob.digest) == identity
+
+    def _remember(self, described: Sequence[tuple[Blob, FileIdentity | None]]) -> None:
+        if len(self._digested) > MAX_REMEMBERED:
+            self._digested = {}
+        self._digested.update({blob.digest: identity for blob, identity in described if identity})
+
     def _put_blob(self, path: Path, blob: Blob) -> None:
         key = self.blob_key(blob.digest)
         self.store.put_file(key, path, consume=True)
@@ -243,7 +258,7 @@ def _manifest_id(key: StoreKey) -> SnapshotId | None:
     return SnapshotId(match[2]) if match else None
 
 
-def _describe(files: Sequence[Path]) -> tuple[Blob, ...]:
+def _describe(files: Sequence[Path]) -> tuple[tuple[Blob, FileIdentity | None], ...]:
     """Digest and size of each file; in threads, because hashing releases the interpreter lock."""
     if not files:
         return ()
@@ -251,14 +266,20 @@ def _describe(files: Sequence[Path]) -> tuple[Blob, ...]:
         return tuple(pool.map(_describe_one, files))
 
 
-def _describe_one(path: Path) -> Blob:
+def _describe_one(path: Path) -> tuple[Blob, FileIdentity | None]:
+    """The identity only if a write from now on would show in it. (During the digest nobody writes: it is sealed.)"""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise InvalidInput(f"captured file {path} cannot be read: {error.strerror}") from error
     with os.fdopen(fd, "rb") as file:
+        before = FileIdentity.of(os.fstat(fd))
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-        return Blob(digest=Digest(f"sha256:{digest}"), size_bytes=os.fstat(fd).st_size)
+        if FileIdentity.of(os.fstat(fd)) != before:
+            raise InvalidInput(f"captured file {path} was written while it was committed: it is not sealed")
+        return Blob(
+            digest=Digest(f"sha256:{digest}"), size_bytes=before.size_bytes
+        ), before if before.settled else None
 
 
 def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) -> Snapshot:

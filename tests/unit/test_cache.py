@@ -18,7 +18,7 @@ from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob
 from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
-from tests.bytes_half import ZERO_DIGEST, commit
+from tests.bytes_half import ZERO_DIGEST, capture, commit, draft
 
 CONTENT = b"x" * 5000 + b"\0" * (3 << 20) + b"end"
 
@@ -114,6 +114,22 @@ def test_verified_once_also_by_the_next_process(linked: Repository, tmp_path: Pa
     assert BlobCache(tmp_path / "cache", linked).path(blob) == path
 
 
+def test_what_this_process_committed_is_not_digested_again(linked: Repository, tmp_path: Path) -> None:
+    captured = capture(tmp_path, CONTENT)
+    settle(captured.disk[0])
+    blob = linked.commit(captured, draft()).disk[0]
+    original = stored_path(linked, blob)
+    found = original.stat()
+    original.write_bytes(b"y" * len(CONTENT))  # as above: only a digest could tell
+    os.utime(original, ns=(found.st_mtime_ns, found.st_mtime_ns))
+    assert BlobCache(tmp_path / "cache", linked).path(blob)
+    with pytest.raises(CorruptData):
+        BlobCache(tmp_path / "other", Repository(linked.store)).path(blob)
+    original.write_bytes(b"z" * len(CONTENT))
+    with pytest.raises(CorruptData):
+        BlobCache(tmp_path / "third", linked).path(blob)
+
+
 def test_links_and_chmod_need_no_second_look_and_it_is_fast(linked: Repository, tmp_path: Path) -> None:
     blob = stored(linked, tmp_path)
     settle(stored_path(linked, blob))
@@ -131,7 +147,8 @@ def test_links_and_chmod_need_no_second_look_and_it_is_fast(linked: Repository, 
 
 def test_a_file_that_was_just_written_is_not_trusted_yet(linked: Repository, tmp_path: Path) -> None:
     blob = stored(linked, tmp_path)
-    os.utime(stored_path(linked, blob))
+    ahead = time.time_ns() + 10**10  # so that the test cannot be too slow
+    os.utime(stored_path(linked, blob), ns=(ahead, ahead))
     cache = BlobCache(tmp_path / "cache", linked)
     found = cache.path(blob).stat()
     path = cache.path(blob)
