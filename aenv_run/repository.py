@@ -267,7 +267,7 @@ def _describe(files: Sequence[Path]) -> tuple[tuple[Blob, FileIdentity | None], 
 
 
 def _describe_one(path: Path) -> tuple[Blob, FileIdentity | None]:
-    """The identity only if a write from now on would show in it. (During the digest nobody writes: it is sealed.)"""
+    """With its identity if a later write would show in that; a write during the digest breaks the seal."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
