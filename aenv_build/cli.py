@@ -201,12 +201,13 @@ def _print_plan(plan: Plan, options: Options, repository: Repository) -> None:
     notes = Notes(options.home.cache / "explain", plan.source.recipe.name)
     rows = [(BASE, base_words(plan), "", known.base is not None, plan.base.inputs)]
     for stage in plan.stages.values():
-        context_only = not stage.makes_state and stage.step.verb != "verify"
-        hit = context_only or stage.id in known.stages
+        hit = stage.id in known.stages
         rows.append((stage.id, step_words(stage), stage.parent or BASE, hit, stage.inputs))
     reasons = {
         step: "hit" if hit else f"miss, {notes.why_missed(step, inputs)}" for step, _, _, hit, inputs in rows
     }
+    no_work = {stage.id for stage in plan.stages.values() if not stage.makes_state and stage.step.verb != "verify"}
+    reasons.update(dict.fromkeys(no_work, "context only"))
     if options.as_json:
         stages = [
             {
@@ -223,9 +224,9 @@ def _print_plan(plan: Plan, options: Options, repository: Repository) -> None:
         click.echo(json.dumps({"recipe": plan.source.recipe.name, "stages": stages, "outputs": outputs}))
         return
     width = max(len(step) for step, *_ in rows)
-    for step, what, parent, hit, inputs in rows:
+    for step, what, parent, _, inputs in rows:
         after = f"  after {parent}" if parent else ""
-        why = f"  {reasons[step]}" if options.explain else f"  {'hit' if hit else 'miss'}"
+        why = f"  {reasons[step] if options.explain else reasons[step].partition(',')[0]}"
         click.echo(f"{step:{width}}  {inputs.key[:12]}{why}  {what}{after}")
     for out in plan.outputs:
         memory = " with memory" if out.memory else ""

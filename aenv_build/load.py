@@ -92,7 +92,7 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
         if step.ready and (step.ready.command is None) == (step.ready.port is None):
             raise document.error((*where, "ready"), "ready takes exactly one of command, port")
         if step.timeout and step.verb not in {"run", "verify", "start"}:
-            raise document.error((*where, "timeout"), f"a {step.verb} step has no timeout", key=True)
+            raise document.error((*where, "timeout"), f"a step with '{step.verb}' takes no timeout", key=True)
         if step.verify and step.verify.failed is not None and step.verify.junit is None:
             raise document.error(
                 (*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True
@@ -140,6 +140,10 @@ def _message(where: Where, detail: ErrorDetails) -> str:
     if kind in {"model_type", "model_attributes_type"}:
         name = str(where[-1]) if where else "the recipe"
         return "" if isinstance(detail["input"], str) else f"{name} must be a mapping"
+    if kind == "too_short" and detail["input"]:
+        return ""  # an item of it is wrong, which has its own message
+    if kind == "dict_type":
+        return f"{where[-1]} must be a mapping"
     subject = f"{where[-1]}: " if where and isinstance(where[-1], str) else ""
     plain = text.removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind == "string_pattern_mismatch":

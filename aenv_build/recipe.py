@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    WithJsonSchema,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
 
 from aenv_run.types import Name, Tag
 
@@ -107,7 +117,7 @@ class Debootstrap(RecipeModel):
     suite: str = Field(pattern=r"^[a-z][a-z0-9.-]{0,63}$", description="such as bookworm")
     variant: Literal["minbase", "apt", "essential", "important", "standard"] = "minbase"
     packages: tuple[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9+.-]+$")], ...] = ()
-    mirror: str = Field("http://deb.debian.org/debian", pattern=r"^https?://[^\s]+$")
+    mirror: str | None = Field(None, pattern=r"^https?://[^\s]+$", description="default: mmdebstrap's own")
 
 
 class Base(RecipeModel):
@@ -190,6 +200,19 @@ class Step(RecipeModel):
     start: Annotated[Run, _short_form("command")] | None = None
     ready: Annotated[Ready, _short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of run, verify, start; default 1h")
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema of a step as written: short forms, exactly one verb, an id that may be left out."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
+        for verb in ("run", "start", "verify", "ready"):
+            schema["properties"][verb]["anyOf"][:0] = words
+        schema.pop("required", None)
+        schema["oneOf"] = [{"required": [verb]} for verb in cls.VERBS]
+        return schema
 
     @property
     def verb(self) -> str:

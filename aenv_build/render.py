@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jinja2
 from jinja2.sandbox import SandboxedEnvironment
@@ -21,8 +20,7 @@ class _Environment(SandboxedEnvironment):
 
     intercepted_binops = frozenset({"*", "**"})
 
-    # Any: the signature is jinja2's.
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
         """Multiply small numbers only."""
         if operator == "**" or not (isinstance(left, int) and isinstance(right, int)):
             raise jinja2.exceptions.SecurityError(f"the operator {operator} is not for recipes")
@@ -77,13 +75,16 @@ class _Renderer:
         except jinja2.TemplateSyntaxError as error:
             raise self._error(where, f"template: {error.message}", error.lineno) from None
         except jinja2.UndefinedError as error:
-            hint = nearest(_missing_name(str(error)), self._values)
-            raise self._error(where, f"template: {error.message} ({hint})", _line_of(error)) from None
+            name = _missing_name(str(error))
+            raise self._error(where, f"no var is called {name!r}; {self._hint(name)}", _line_of(error)) from None
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the author needs the recipe's line
             raise self._error(where, f"template: {error}", _line_of(error)) from None
         if len(rendered) > MAX_TEXT:
             raise self._error(where, f"the rendered text is longer than {MAX_TEXT // 1024} KiB", 1)
         return rendered
+
+    def _hint(self, name: str) -> str:
+        return nearest(name, self._values) if self._values else "declare it under 'vars:'"
 
     def _error(self, where: Where, message: str, line: int) -> RecipeError:
         """At the template's own line: a block scalar's text starts on the line below its mark."""

@@ -12,12 +12,14 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from aenv_build.recipe import Recipe
 from aenv_run.catalog import RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 #: (file below schemas/, title, model or union of models)
 SCHEMAS: list[tuple[str, str, object]] = [
+    ("recipe.schema.json", "Recipe", Recipe),
     ("snapshot.schema.json", "Snapshot manifest", Snapshot),
     ("catalog.schema.json", "Catalog refs: version, tag, removal", VersionRecord | TagRecord | RemovedRecord),
 ]

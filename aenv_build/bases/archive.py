@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from aenv_build.bases import unpack
 from aenv_run import process
 from aenv_run.errors import BaseUnavailable, Unsupported
 
+SCRIPT = Path(__file__).parent / "unpack" / "__main__.py"
 MAX_ENTRIES = 2_000_000
 UNPACK_TIMEOUT_S = 1800.0
 
@@ -25,7 +25,7 @@ async def unpack_archive(archive: Path, tree: Path, *, disk_mib: int) -> None:
     argv = [
         sys.executable,
         "-I",
-        unpack.__file__,
+        str(SCRIPT),
         str(archive),
         str(tree),
         str(disk_mib << 20),

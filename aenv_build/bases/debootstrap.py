@@ -31,7 +31,7 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
         argv.append("--include=" + ",".join(sorted(set(base.packages))))
     argv.append("--customize-hook=rm -f " + " ".join(f'"$1/{name}"' for name in HOST_FILES))
     argv.append('--customize-hook=: > "$1/etc/machine-id"')
-    argv += [base.suite, str(target), base.mirror]
+    argv += [base.suite, str(target), *([base.mirror] if base.mirror else [])]
     environment = {
         **os.environ,
         "SOURCE_DATE_EPOCH": str(EPOCH_S),
@@ -46,7 +46,8 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
         target.unlink(missing_ok=True)
         lines = done.stderr.decode(errors="replace").strip().splitlines()[-20:]
         raise BaseUnavailable(
-            f"cannot make {base.suite} from {base.mirror} (mmdebstrap exited with {done.exit_code}):\n"
+            f"cannot make {base.suite} from {base.mirror or 'the default mirror'} "
+            f"(mmdebstrap exited with {done.exit_code}):\n"
             + "\n".join(f"  | {line}" for line in lines),
             fix="check that the mirror is reachable and that suite and packages are spelt right",
         )

@@ -157,8 +157,7 @@ def shown(name: str) -> str:
 def open_archive(path: str) -> tuple[IO[bytes] | gzip.GzipFile | lzma.LZMAFile, subprocess.Popen[bytes] | None]:
     """The tar stream, decompressed by what the file's first bytes say, and the process that does it."""
     file = open(path, "rb")  # noqa: SIM115 - the process ends soon
-    magic = file.read(6)
-    file.seek(0)
+    magic = os.pread(file.fileno(), 6, 0)  # leaves the offset, which zstd inherits, at 0
     if magic.startswith(b"\x1f\x8b"):
         return gzip.GzipFile(fileobj=file), None
     if magic.startswith(b"\xfd7zXZ\0"):
