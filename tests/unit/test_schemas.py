@@ -6,7 +6,6 @@ import json
 
 import pytest
 
-from aenv_run.errors import all_errors
 from scripts import gen_errors, gen_schemas
 
 
@@ -32,7 +31,7 @@ def test_errors_are_up_to_date() -> None:
 
 
 def test_every_error_is_documented_and_codes_are_unique() -> None:
-    classes = list(all_errors())
+    classes = gen_errors.documented()
     assert all(cls.__doc__ for cls in classes)
     codes = [cls.code for cls in classes]
     assert len(set(codes)) == len(codes)
