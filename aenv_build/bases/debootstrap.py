@@ -47,7 +47,6 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
         lines = done.stderr.decode(errors="replace").strip().splitlines()[-20:]
         raise BaseUnavailable(
             f"cannot make {base.suite} from {base.mirror or 'the default mirror'} "
-            f"(mmdebstrap exited with {done.exit_code}):\n"
-            + "\n".join(f"  | {line}" for line in lines),
+            f"(mmdebstrap exited with {done.exit_code}):\n" + "\n".join(f"  | {line}" for line in lines),
             fix="check that the mirror is reachable and that suite and packages are spelt right",
         )

@@ -66,8 +66,6 @@ class Guest:
             base_url=endpoint.url,
             transport=transport,
             trust_env=False,
-            # Bodies are read raw: a stream's chunks must not wait for a decoder.
-            headers={"Accept-Encoding": "identity"},
             # The daemon is near: compressing would only cost time, and streams are read raw.
             headers={"Accept-Encoding": "identity"},
             timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=10.0),

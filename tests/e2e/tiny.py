@@ -20,9 +20,30 @@ from aenv_run.types import Architecture, Context, MachineSpec, Name, Tag
 
 MACHINE = MachineSpec(cpus=1, memory_mib=192, disk_mib=128)
 CONTEXT = Context(env={"FROM_IMAGE": "yes"}, workdir="/srv", user="root")
-APPLETS = (
-    "sh cat date dd echo env false hostname id kill ls mkdir ps pwd rm sleep stty sync test touch true wc".split()
-)
+APPLETS = [
+    "sh",
+    "cat",
+    "date",
+    "dd",
+    "echo",
+    "env",
+    "false",
+    "hostname",
+    "id",
+    "kill",
+    "ls",
+    "mkdir",
+    "ps",
+    "pwd",
+    "rm",
+    "sleep",
+    "stty",
+    "sync",
+    "test",
+    "touch",
+    "true",
+    "wc",
+]
 
 
 def _make_tree(root: Path) -> Path:

@@ -1,4 +1,4 @@
-"""``make bench``: what a user waits for, beside the bare engine in the same run. Prints a table; ``--json`` a file.
+"""``make bench``: what a user waits for, beside the bare engine in the same run. A table, and JSON in a file.
 
 Each figure of ours goes the whole way: SDK, node process, driver, guest daemon, identity, first command answered.
 The bare figure is the same step by hand (tests/perf/bare.py). Pause and fork have no bare twin that does the same
@@ -23,8 +23,8 @@ from rich.progress import Progress
 from rich.table import Table
 
 from aenv_run import disk
-from aenv_run.capture import Capture
 from aenv_run.cache import BlobCache
+from aenv_run.capture import Capture
 from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository
 from aenv_run.drivers import guest_image, qemu_command, qemu_host
