@@ -55,7 +55,7 @@ def others_work_here(session: str) -> bool:
 
     A container cannot see who else works on the host, yet loop devices and perhaps /dev/shm are the host's.
     """
-    if os.readlink("/proc/self/ns/pid") != INITIAL_PID_NAMESPACE:
+    if str(Path("/proc/self/ns/pid").readlink()) != INITIAL_PID_NAMESPACE:
         return True
     own = f"{MARKER}={session}".encode()
     return any(
