@@ -151,12 +151,14 @@ def check_chain(layers: tuple[Path, ...], disk_mib: int) -> int:
 async def make_image(tree: Path, size_mib: int, target: Path, *, timeout_s: float = 900.0) -> None:
     """Make ``target``, a sparse qcow2 image with an ext4 of ``size_mib`` that holds ``tree``.
 
-    Needs neither root nor a mount. The same tree gives the same bytes: fixed ids, hash seed and time. Owners
-    are those of the tree's files. The journal is kept, small: a sandbox may be captured while it writes.
+    Needs neither root nor a mount. The same tree gives the same bytes, and so does a copy of it that keeps names,
+    modes, owners and mtimes: ids, hash seed and all other times are fixed. The journal is kept, small: a sandbox
+    may be captured while it writes.
     """
     raw = target.with_name(target.name + ".raw")
     try:
         await _make_ext4(tree, size_mib, raw, timeout_s)
+        await _level_times(raw, timeout_s)
         await process.check(
             ["qemu-img", "convert", "-f", "raw", "-O", "qcow2", "-o", f"cluster_size={1 << CLUSTER_BITS}",
              str(raw), str(target)],
@@ -176,6 +178,10 @@ def _program(name: str) -> str:
     if found is None:
         raise MissingDependency(f"{name} is not installed", fix="apt install e2fsprogs")
     return found
+
+
+def _fixed_time() -> dict[str, str]:
+    return {**os.environ, "E2FSPROGS_FAKE_TIME": str(IMAGE_TIME_S), "LC_ALL": "C"}
 
 
 async def _make_ext4(tree: Path, size_mib: int, raw: Path, timeout_s: float) -> None:
@@ -203,7 +209,7 @@ async def _make_ext4(tree: Path, size_mib: int, raw: Path, timeout_s: float) -> 
     done = await process.run(
         [*argv, "-d", str(tree), str(raw)],
         timeout_s=timeout_s,
-        env={**os.environ, "E2FSPROGS_FAKE_TIME": str(IMAGE_TIME_S), "LC_ALL": "C"},
+        env=_fixed_time(),
     )
     if done.exit_code == 0:
         return
@@ -211,3 +217,43 @@ async def _make_ext4(tree: Path, size_mib: int, raw: Path, timeout_s: float) -> 
     if "Could not allocate" in said or "No free space" in said:
         raise NoSpace(f"{tree} does not fit on a disk of {size_mib} MiB", fix="give the machine a larger disk")
     raise AenvError(f"cannot make a file system of {tree}: mke2fs exited with {done.exit_code}: {said[-2000:]}")
+
+
+def used_inodes(raw: Path) -> list[int]:
+    """The inodes in use of a fresh ext4 image: the root and all from the first that is not reserved."""
+    with raw.open("rb") as file:
+        file.seek(1024)
+        superblock = file.read(1024)
+        (count,) = struct.unpack_from("<I", superblock, 0)
+        first_block, log_block, per_group = (struct.unpack_from("<I", superblock, at)[0] for at in (20, 24, 40))
+        (first_inode,), (descriptor_size,) = (
+            struct.unpack_from(form, superblock, at) for form, at in (("<I", 84), ("<H", 254))
+        )
+        descriptor_size = descriptor_size or 32
+        block = 1024 << log_block
+        file.seek((first_block + 1) * block)
+        descriptors = file.read(-(-count // per_group) * descriptor_size)
+        found = [2]
+        for group in range(-(-count // per_group)):
+            at = group * descriptor_size
+            low, flags = struct.unpack_from("<I", descriptors, at + 4)[0], descriptors[at + 0x12]
+            high = struct.unpack_from("<I", descriptors, at + 0x24)[0] if descriptor_size >= 64 else 0
+            if flags & 1:  # no inode of this group was ever used
+                continue
+            file.seek((high << 32 | low) * block)
+            bitmap = int.from_bytes(file.read(per_group // 8), "little")
+            numbers = range(group * per_group + 1, (group + 1) * per_group + 1)
+            found += [one for index, one in enumerate(numbers) if bitmap >> index & 1 and one >= first_inode]
+    return found
+
+
+async def _level_times(raw: Path, timeout_s: float) -> None:
+    """mke2fs copies ctime and atime of the tree, which nobody can set; debugfs overwrites them."""
+    commands = "".join(
+        f"sif <{inode}> ctime @{IMAGE_TIME_S}\nsif <{inode}> atime @{IMAGE_TIME_S}\n" for inode in used_inodes(raw)
+    )
+    await process.check(
+        [_program("debugfs"), "-w", "-f", "-", str(raw)],
+        what=f"cannot set the times in {raw}", stdin=commands.encode(), timeout_s=timeout_s, limit_bytes=1 << 30,
+        env=_fixed_time(),
+    )  # fmt: skip

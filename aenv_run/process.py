@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import select
 import signal
@@ -59,6 +60,31 @@ class Child:
     pid: int
     start_ticks: int
     popen: subprocess.Popen[bytes] | None = None
+    reader: int | None = None
+
+    @classmethod
+    def adopt(cls, pid: int, start_ticks: int) -> Child:
+        """A child that an earlier process spawned with ``bounded``."""
+        try:
+            # Opening a pipe's descriptor through /proc gives an end of our own.
+            reader = os.open(f"/proc/{pid}/fd/2", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            reader = None
+        return cls(pid, start_ticks, None, reader)
+
+    def drain(self, log: Path) -> None:
+        """Append to ``log`` what a ``bounded`` child has said since the last time, within MAX_LOG_BYTES."""
+        if self.reader is None:
+            return
+        with contextlib.suppress(OSError), log.open("ab") as file:  # BlockingIOError: nothing more now
+            while file.tell() < MAX_LOG_BYTES and (said := os.read(self.reader, 1 << 16)):
+                file.write(said)
+
+    def close(self) -> None:
+        """Let go of its output; the process is not touched. Idempotent."""
+        if self.reader is not None:
+            os.close(self.reader)
+            self.reader = None
 
     @property
     def alive(self) -> bool:
@@ -121,26 +147,33 @@ async def _readable(descriptor: int) -> None:
         loop.remove_reader(descriptor)
 
 
+def _open_log(log: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
+    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
+        flags |= os.O_TRUNC
+    return os.open(log, flags, 0o600)
+
+
 async def spawn(
     argv: Sequence[str],
     *,
     log: Path,
     ephemeral: bool,
+    bounded: bool = False,
     cwd: Path | None = None,
     pass_fds: Sequence[int] = (),
     env: Mapping[str, str] | None = None,
 ) -> Child:
     """Start a long-lived child in a session of its own, stdin empty, output appended to ``log``.
 
+    With ``bounded`` its output waits in a pipe until ``Child.drain``, and what does not fit is lost: for a child
+    that somebody hostile can make talk without end. The child holds both ends, so that it outlives this process.
     With ``ephemeral`` the kernel ends it when this process ends. That is bound to the spawning *thread*
     (prctl(2), PR_SET_PDEATHSIG), so the child is started right here and not in a worker thread. Popen rather
     than asyncio's subprocess, whose transport kills the child when the loop's objects are collected.
     """
     full = ["setpriv", "--pdeathsig", "KILL", "--", *argv] if ephemeral else list(argv)
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-    if log.exists() and log.stat().st_size > MAX_LOG_BYTES:
-        flags |= os.O_TRUNC
-    output = os.open(log, flags, 0o600)
+    reader, output = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC) if bounded else (None, _open_log(log))
     try:
         popen = subprocess.Popen(  # noqa: ASYNC220 - see above
             full,
@@ -149,18 +182,22 @@ async def spawn(
             stderr=output,
             cwd=cwd,
             env=env,
-            pass_fds=pass_fds,
+            pass_fds=[*pass_fds, *([] if reader is None else [reader])],
             start_new_session=True,
         )
     except FileNotFoundError as error:
+        if reader is not None:
+            os.close(reader)
         raise _missing(full[0], "") from error
     finally:
         os.close(output)
     ticks = read_start_ticks(popen.pid)
     if ticks is None:
         popen.wait()
+        if reader is not None:
+            os.close(reader)
         raise SandboxDead(f"{argv[0]} ended as soon as it was started (exit code {popen.returncode})")
-    return Child(popen.pid, ticks, popen)
+    return Child(popen.pid, ticks, popen, reader)
 
 
 def _missing(program: str, fix: str) -> MissingDependency:

@@ -110,7 +110,7 @@ class QemuDriver:
             spec, await self._cpu(), ram, False, spec.facts, qemu_command.restore_arguments()
         )
         try:
-            await _load(machine.qmp, spec.directory, min(spec.timeout_s, LOAD_TIMEOUT_S))
+            await _load(machine, min(spec.timeout_s, LOAD_TIMEOUT_S))
         except BaseException:
             machine.kill_now()
             raise
@@ -133,7 +133,11 @@ class QemuDriver:
         disk.write_overlay(spec.directory / overlay, virtual_bytes)
         argv = qemu_command.common(qemu_host.qemu_path(), spec, layers, cpu, ram, overlay, overlay_name(1))
         child = await process.spawn(
-            [*argv, *arguments], log=spec.directory / LOG, ephemeral=spec.ephemeral, cwd=spec.directory
+            [*argv, *arguments],
+            log=spec.directory / LOG,
+            ephemeral=spec.ephemeral,
+            bounded=True,
+            cwd=spec.directory,
         )
         try:
             record = Record(
@@ -146,6 +150,7 @@ class QemuDriver:
             record.write(spec.directory)
         except BaseException:
             child.kill_group()
+            child.close()
             (spec.directory / "machine.json").unlink(missing_ok=True)
             raise
         return QemuMachine(spec.directory, record, child, qmp)
@@ -158,32 +163,34 @@ async def _connect(directory: Path, child: process.Child) -> Qmp:
             return await Qmp.connect(directory, qemu_command.QMP_SOCKET, START_TIMEOUT_S)
         except (OSError, SandboxDead, TimeoutError) as error:
             if not child.alive:
-                raise BootFailed(f"QEMU did not start: {read_log(directory) or 'it said nothing'}") from error
+                raise BootFailed(
+                    f"QEMU did not start: {read_log(directory, child) or 'it said nothing'}"
+                ) from error
             if asyncio.get_running_loop().time() > deadline:
                 raise BootFailed(f"QEMU did not answer in {START_TIMEOUT_S:g} s") from error
         await asyncio.sleep(POLL_S)
 
 
-async def _load(qmp: Qmp, directory: Path, timeout_s: float) -> None:
+async def _load(machine: QemuMachine, timeout_s: float) -> None:
     """Load the device state and let the machine run.
 
     When an image lock cannot be taken QEMU stays in `inmigrate` for ever (measured): hence the time-out.
     """
     try:
         async with asyncio.timeout(timeout_s):
-            await qmp.execute("migrate-incoming", {"uri": f"file:{DEVICE_STATE_IN}"})
-            while (status := await qmp.status()) == "inmigrate":  # noqa: ASYNC110 - no event tells the end
+            await machine.qmp.execute("migrate-incoming", {"uri": f"file:{DEVICE_STATE_IN}"})
+            while (status := await machine.qmp.status()) == "inmigrate":  # noqa: ASYNC110 - no event tells the end
                 await asyncio.sleep(POLL_S)
             if status != "running":
-                await qmp.execute("cont")
+                await machine.qmp.execute("cont")
     except TimeoutError as error:
         raise BootFailed(
-            f"the memory snapshot was not loaded in {timeout_s:g} s: {read_log(directory)}"
+            f"the memory snapshot was not loaded in {timeout_s:g} s: {machine.engine_log()}"
         ) from error
     except (SandboxDead, QmpError) as error:
         await asyncio.sleep(0.05)  # QEMU's last words are on their way
         raise BootFailed(
-            f"the memory snapshot could not be loaded: {read_log(directory) or error.message}"
+            f"the memory snapshot could not be loaded: {machine.engine_log() or error.message}"
         ) from error
 
 

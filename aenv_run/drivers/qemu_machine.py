@@ -77,8 +77,9 @@ def last_lines(text: str, count: int = 15) -> str:
     return "\n".join([line for line in text.splitlines() if line.strip()][-count:])
 
 
-def read_log(directory: Path) -> str:
+def read_log(directory: Path, child: Child) -> str:
     """The end of what QEMU itself said."""
+    child.drain(directory / LOG)
     try:
         with (directory / LOG).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
@@ -138,13 +139,14 @@ class QemuMachine:
             raise Conflict(f"another process holds the machine in {directory}") from error
         except (OSError, SandboxDead):
             return None
+        child = Child.adopt(record.pid, record.start_ticks)
         try:
-            child = Child(record.pid, record.start_ticks)
             machine = cls(directory, record, child, qmp, await top_overlay(qmp))
             if await machine.state() is MachineState.DEAD:
                 await machine.kill()
                 return None
         except BaseException:
+            child.close()
             qmp.close()
             raise
         return machine
@@ -153,6 +155,10 @@ class QemuMachine:
     def qmp(self) -> Qmp:
         """The connection to QEMU, for the driver."""
         return self._qmp
+
+    def engine_log(self) -> str:
+        """The end of what QEMU itself said."""
+        return read_log(self._directory, self._child)
 
     @property
     def directory(self) -> Path:
@@ -254,7 +260,7 @@ class QemuMachine:
             with contextlib.suppress(SandboxDead, QmpError):
                 status = await self._qmp.status()
                 return DEAD_STATES.get(status, f"its state is {status}")
-        said = last_lines(read_log(self._directory), 3)
+        said = last_lines(self.engine_log(), 3)
         return "its process ended" + (f": {said}" if said else "")
 
     async def console(self) -> str:
@@ -286,6 +292,8 @@ class QemuMachine:
         self._tidy()
 
     def _tidy(self) -> None:
+        self._child.drain(self._directory / LOG)
+        self._child.close()
         (self._directory / qemu_command.QMP_SOCKET).unlink(missing_ok=True)
         (self._directory / RECORD).unlink(missing_ok=True)
 
@@ -327,7 +335,5 @@ class QemuMachine:
             raise await self._boot_failed(f"its daemon does not answer: {error.message}") from error
 
     async def _boot_failed(self, reason: str) -> BootFailed:
-        tail = (
-            last_lines(await self.console()) or last_lines(read_log(self._directory)) or "(the console is empty)"
-        )
+        tail = last_lines(await self.console()) or last_lines(self.engine_log()) or "(the console is empty)"
         return BootFailed(f"the machine did not boot: {reason}. The end of its console:\n{tail}")
