@@ -1,0 +1,89 @@
+"""The node process: it dies and comes back, engines die, it ends when idle."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from aenv_run import Sandbox
+from aenv_run.errors import SandboxDead
+from aenv_run.lifecycle import State
+from aenv_run.node_client import NodeClient
+from aenv_run.paths import Home
+
+
+def node_pid(home: Home) -> int:
+    health = asyncio.run(NodeClient(home).health())
+    assert health is not None
+    return health.pid
+
+
+def engine_pid(home: Home, sandbox_id: str) -> int:
+    """The process whose working directory is the machine's."""
+    directory = home.sandboxes / sandbox_id / "machine"
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
+                return int(entry.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no engine in {directory}")
+
+
+def test_a_killed_node_loses_nothing(home: Home) -> None:
+    with Sandbox.create("tiny", home=home) as running, Sandbox.create("tiny", home=home) as paused:
+        running.files.write("/dev/shm/x", "kept")
+        paused.files.write("/dev/shm/x", "kept too")
+        paused.pause()
+        old = node_pid(home)
+        os.kill(old, signal.SIGKILL)
+        assert {info.state for info in Sandbox.list(home=home)} == {State.RUNNING, State.PAUSED}
+        assert node_pid(home) != old
+        assert running.files.read("/dev/shm/x") == "kept"
+        running.set_timeout(300)
+        paused.resume()
+        assert paused.files.read("/dev/shm/x") == "kept too"
+
+
+def test_sigterm_leaves_machines_running(sandbox: Sandbox, home: Home) -> None:
+    os.kill(node_pid(home), signal.SIGTERM)
+    assert sandbox.commands.run("echo still here").stdout == "still here\n"
+    assert sandbox.get_info().state is State.RUNNING  # a new node
+
+
+def test_a_dead_engine_is_no_exit_code(sandbox: Sandbox, home: Home) -> None:
+    assert sandbox.commands.run("kill -9 $$").error == "signal: killed"  # a command's end
+    handle = sandbox.commands.run("sleep 60", background=True)
+    os.kill(engine_pid(home, sandbox.sandbox_id), signal.SIGKILL)
+    with pytest.raises(SandboxDead):
+        handle.wait()
+    with pytest.raises(SandboxDead):
+        sandbox.commands.run("true")
+    deadline = time.monotonic() + 10
+    while (info := sandbox.get_info()).state is not State.DEAD and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert info.state is State.DEAD and info.reason
+    with pytest.raises(SandboxDead):
+        sandbox.pause()
+
+
+def test_an_idle_node_ends_and_a_deep_home_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_NODE_IDLE_S", "0.5")
+    deep = Home(tmp_path / ("d" * 100) / ("e" * 100))  # a socket path holds 107 bytes
+    client = NodeClient(deep)
+
+    async def scenario() -> None:
+        await asyncio.gather(*(client.list() for _ in range(5)))  # five callers, one node
+        assert (await client.health()) is not None
+        deadline = time.monotonic() + 20
+        while await client.health() is not None and time.monotonic() < deadline:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(0.1)
+        assert await client.health() is None and not await client.shutdown()
+
+    asyncio.run(scenario())
+    assert deep.node_log.read_text().count("ready:") == 1

@@ -1,0 +1,199 @@
+"""A driver without virtual machines: its "memory" is a dictionary in a file, its "guest" an HTTP handler.
+
+It keeps the promises that the node relies on (chains, captures, attach after a restart), so that the node's own
+logic is tested in milliseconds. tests/e2e runs the same operations on real machines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+
+from aenv_run.capture import Capture
+from aenv_run.drivers.protocol import (
+    BootSpec,
+    Caps,
+    DriverName,
+    Endpoint,
+    MachineExit,
+    MachineState,
+    Probe,
+    RestoreSpec,
+)
+from aenv_run.errors import BootFailed, RestoreIncompatible, SandboxDead
+from aenv_run.guest import Guest
+from aenv_run.snapshot import MemoryFacts
+from aenv_run.types import Digest, MachineSpec
+
+ZERO = Digest("sha256:" + "0" * 64)
+FACTS = MemoryFacts(
+    driver="qemu", vmm_version="1", mode="tcg", cpu="any", kernel_digest=ZERO, envd_digest=ZERO, devices="none"
+)
+
+
+@dataclass
+class PretendMachine:
+    """One "machine". What it "has in memory" is ``memory``; sealed layers are files of its directory."""
+
+    directory: Path
+    endpoint: Endpoint
+    engine: PretendEngine
+    memory: dict[str, str]
+    pid: int = 0
+    sealed: list[Path] = field(default_factory=list)
+    token: str | None = None
+    init_count: int = 0
+    restored_flag: bool = False
+    running: bool = True
+    dead: asyncio.Event = field(default_factory=asyncio.Event)
+    reason: str = ""
+
+    async def state(self) -> MachineState:
+        if self.dead.is_set():
+            return MachineState.DEAD
+        return MachineState.RUNNING if self.running else MachineState.PAUSED
+
+    async def pause(self) -> None:
+        self._alive()
+        self.running = False
+
+    async def resume(self) -> None:
+        self._alive()
+        self.running = True
+
+    async def capture(self, directory: Path, *, memory: bool, keep_running: bool = True) -> Capture:
+        self._alive()
+        if self.engine.capture_gate is not None:
+            await self.engine.capture_gate.wait()
+        if self.engine.fail_capture is not None:
+            raise self.engine.fail_capture
+        assert self.token is None or not memory, "a capture without detach would copy the token"
+        layer = self.directory / f"sealed-{len(self.sealed)}.qcow2"
+        layer.write_text(f"layer of {self.directory.parent.name} {len(self.sealed)}")
+        self.sealed.append(layer)
+        directory.mkdir()
+        for sealed in self.sealed:
+            os.link(sealed, directory / sealed.name)
+        files = {}
+        if memory:
+            files = {"ram": directory / "ram", "device_state": directory / "device_state"}
+            files["ram"].write_text(json.dumps(self.memory))
+            files["device_state"].write_text("devices")
+        self.running = keep_running
+        disk = tuple(directory / sealed.name for sealed in self.sealed)
+        return Capture(directory, disk, files, FACTS if memory else None, stopped_ms=1.0)
+
+    async def wait(self) -> MachineExit:
+        await self.dead.wait()
+        return MachineExit(self.reason, "last console line")
+
+    async def console(self) -> str:
+        return "last console line"
+
+    async def kill(self) -> None:
+        self.end("killed")
+        self.engine.machines.pop(self.endpoint.port, None)
+
+    def end(self, reason: str) -> None:
+        """As if the engine had ended."""
+        self.reason = self.reason or reason
+        self.dead.set()
+
+    def _alive(self) -> None:
+        if self.dead.is_set():
+            raise SandboxDead("the engine is gone")
+
+
+class PretendEngine:
+    """The driver; ``machines`` are those that live, by port. They outlive a node, as real ones do."""
+
+    name = DriverName.QEMU
+    caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=False)
+
+    def __init__(self) -> None:
+        self.machines: dict[int, PretendMachine] = {}
+        self.fail_capture: Exception | None = None
+        self.capture_gate: asyncio.Event | None = None
+        self.boot_gate: asyncio.Event | None = None
+        self.fail_launches: set[int] = set()
+        self.launches = itertools.count()
+        self.incompatible = False
+        self.disks: list[tuple[Path, ...]] = []
+        self._ports = itertools.count(20000)
+
+    async def probe(self) -> Probe:
+        return Probe(self.name, True, "tcg", "pretended")
+
+    async def facts(self, machine: MachineSpec) -> MemoryFacts:
+        return FACTS
+
+    async def check_restore(self, spec: RestoreSpec) -> None:
+        if self.incompatible:
+            raise RestoreIncompatible("the cpu differs")
+
+    async def boot(self, spec: BootSpec) -> PretendMachine:
+        return await self._start(spec, {})
+
+    async def restore(self, spec: RestoreSpec) -> PretendMachine:
+        await self.check_restore(spec)
+        return await self._start(spec, json.loads(spec.memory["ram"].read_text()))
+
+    async def attach(self, directory: Path) -> PretendMachine | None:
+        return next((m for m in self.machines.values() if m.directory == directory), None)
+
+    async def _start(self, spec: BootSpec, memory: dict[str, str]) -> PretendMachine:
+        assert all(path.is_file() for path in spec.disk), spec.disk
+        assert spec.directory.is_dir() and not any(spec.directory.iterdir())
+        self.disks.append(spec.disk)
+        if self.boot_gate is not None:
+            await self.boot_gate.wait()
+        if next(self.launches) in self.fail_launches:
+            raise BootFailed("it did not boot")
+        port = next(self._ports)
+        machine = PretendMachine(spec.directory, Endpoint("127.0.0.1", port), self, memory)
+        self.machines[port] = machine
+        return machine
+
+    def guest(self, endpoint: Endpoint, access_token: str | None) -> Guest:
+        """The node's guest factory."""
+        return Guest(endpoint, access_token=access_token, transport=httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        machine = self.machines.get(request.url.port or 0)
+        if machine is None or machine.dead.is_set() or not machine.running:
+            raise httpx.ConnectError("connection refused", request=request)
+        path = request.url.path
+        if path == "/health":
+            return httpx.Response(204)
+        if path == "/init":
+            body = json.loads(request.content)
+            if machine.token not in (None, body["accessToken"]):
+                return httpx.Response(409, json={"code": 409, "message": "another token"})
+            machine.token = body["accessToken"]
+            machine.init_count += 1
+            machine.restored_flag = body.get("restored", False)
+            machine.memory["hostname"] = body["hostname"]
+            machine.memory["machine_id"] = body["machineId"]
+            machine.memory["env"] = json.dumps(body["envVars"], sort_keys=True)
+            return httpx.Response(204)
+        if machine.token is not None and request.headers.get("X-Access-Token") != machine.token:
+            return httpx.Response(401, json={"code": 401, "message": "wrong token"})
+        if path == "/aenv/detach":
+            machine.token = None
+        return httpx.Response(204)
+
+
+def seed_files(directory: Path) -> Capture:
+    """A capture as a build would leave it: a base layer and a memory image."""
+    directory.mkdir(parents=True)
+    base, ram, devices = directory / "base.qcow2", directory / "ram", directory / "device_state"
+    base.write_text("base layer")
+    ram.write_text(json.dumps({"seed": "yes"}))
+    devices.write_text("devices")
+    return Capture(directory, (base,), {"ram": ram, "device_state": devices}, FACTS)

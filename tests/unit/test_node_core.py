@@ -1,0 +1,357 @@
+"""The node over a real repository and a pretended engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aenv_run.cache import BlobCache
+from aenv_run.catalog import Catalog
+from aenv_run.errors import BootFailed, Conflict, InvalidInput, NoSpace, NotFound, RestoreIncompatible, SandboxDead
+from aenv_run.lifecycle import State
+from aenv_run.node_core import Node
+from aenv_run.node_wire import CreateRequest, ForkRequest, SnapshotRequest
+from aenv_run.paths import Home
+from aenv_run.repository import Draft, Repository
+from aenv_run.sandbox import HostedSandbox, Tools
+from aenv_run.store.posix import PosixStore
+from aenv_run.types import Architecture, Context, MachineSpec, Name, Tag
+from tests.unit.pretend_engine import PretendEngine, PretendMachine, seed_files
+
+
+@dataclass
+class Site:
+    """A home, an engine, and nodes of it that come and go."""
+
+    home: Home
+    engine: PretendEngine
+    tools: Tools
+
+    def node(self) -> Node:
+        return Node(self.home, self.tools)
+
+    def machine(self, sandbox: HostedSandbox) -> PretendMachine:
+        (found,) = [m for m in self.engine.machines.values() if m.directory == sandbox.directory.machine]
+        return found
+
+    def directories(self) -> list[str]:
+        return sorted(path.name for path in self.home.sandboxes.glob("*"))
+
+    def clean(self) -> bool:
+        return not self.engine.machines and not self.directories()
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    home = Home(tmp_path / "home")
+    repository = Repository(PosixStore(home.repository))
+    draft = Draft(
+        architecture=Architecture("amd64"), machine=MachineSpec(), context=Context(env={"A": "image"}, user="app")
+    )
+    snapshot = repository.commit(seed_files(tmp_path / "seed"), draft)
+    catalog = Catalog(repository)
+    catalog.publish(Name("tiny"), snapshot.id, [Tag("latest")])
+    engine = PretendEngine()
+    cache = BlobCache(home.cache, repository)
+    yield Site(home, engine, Tools(engine, "tcg", repository, catalog, cache, engine.guest))
+    for machine in list(engine.machines.values()):
+        machine.end("the test is over")
+
+
+async def launch(node: Node, **settings: object) -> HostedSandbox:
+    info = await node.create(CreateRequest.model_validate({"snapshot": "tiny", **settings}))
+    return node.find(info.sandbox_id)
+
+
+async def test_create_restores_and_gives_an_identity_first(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node, env={"B": "mine"}, metadata={"run": "7"})
+    info, machine = node.info(sandbox), site.machine(sandbox)
+    assert (info.state, info.origin, info.reference) == (State.RUNNING, "restored", "tiny:1")
+    assert info.metadata == {"run": "7"} and info.address is not None
+    assert machine.token == info.access_token and machine.restored_flag
+    env = json.loads(machine.memory["env"])
+    assert env["A"] == "image" and env["B"] == "mine" and env["E2B_SANDBOX_ID"] == sandbox.id
+    assert machine.memory["seed"] == "yes" and machine.memory["hostname"] == sandbox.id
+    await node.kill(sandbox)
+    assert site.clean()
+
+
+async def test_the_directory_is_private(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    root = sandbox.directory.root
+    assert stat.S_IMODE(root.stat().st_mode) == 0o700
+    assert stat.S_IMODE((root / "sandbox.json").stat().st_mode) == 0o600
+    assert all(info.access_token is None for info in node.infos())
+    await node.kill(sandbox)
+
+
+async def test_unknown_snapshot_and_bad_environment_make_nothing(site: Site) -> None:
+    node = site.node()
+    with pytest.raises(NotFound, match="tiny"):
+        await launch(node, snapshot="tinny")
+    with pytest.raises(InvalidInput, match="A=B"):
+        await launch(node, env={"A=B": "x"})
+    assert site.clean()
+
+
+async def test_incompatible_memory_is_refused_and_cold_boots(site: Site) -> None:
+    site.engine.incompatible = True
+    node = site.node()
+    with pytest.raises(RestoreIncompatible) as caught:
+        await launch(node)
+    assert "--cold" in caught.value.fix and site.clean()
+    sandbox = await launch(node, cold=True)
+    assert node.info(sandbox).origin == "booted" and "seed" not in site.machine(sandbox).memory
+    await node.kill(sandbox)
+
+
+async def test_a_failed_or_cancelled_launch_leaves_nothing(site: Site) -> None:
+    node = site.node()
+    site.engine.fail_launches = {0}
+    with pytest.raises(BootFailed):
+        await launch(node)
+    assert site.clean() and not node.infos()
+    site.engine.boot_gate = asyncio.Event()
+    task = asyncio.create_task(launch(node))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert site.clean() and not node.infos()
+
+
+async def test_pause_and_resume_keep_memory_disk_id_and_token(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    token, old = sandbox.record.access_token, site.machine(sandbox)
+    old.memory["counter"] = "41"
+    paused = await node.pause(sandbox)
+    assert paused.state is State.PAUSED and paused.address is None and paused.expires_at_s is None
+    assert not site.engine.machines and not sandbox.directory.capturing.exists()
+    resumed = await node.resume(sandbox, timeout_s=60, cold=False)
+    new = site.machine(sandbox)
+    assert resumed.state is State.RUNNING and new.memory["counter"] == "41"
+    assert new.token == token and new.endpoint != old.endpoint
+    assert [path.name for path in site.engine.disks[-1]] == ["0000.qcow2", "0003.qcow2"]
+    await node.kill(sandbox)
+
+
+async def test_a_second_pause_is_a_conflict(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    results = await asyncio.gather(node.pause(sandbox), node.pause(sandbox), return_exceptions=True)
+    assert sorted(type(result).__name__ for result in results) == ["Conflict", "SandboxInfo"]
+    await node.kill(sandbox)
+
+
+async def test_a_failed_pause_leaves_the_sandbox_running(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    site.engine.fail_capture = NoSpace("the disk is full")
+    with pytest.raises(NoSpace):
+        await node.pause(sandbox)
+    assert sandbox.state is State.RUNNING and site.machine(sandbox).token == sandbox.record.access_token
+    site.engine.fail_capture = None
+    await node.pause(sandbox)
+    await node.kill(sandbox)
+
+
+async def test_a_failed_resume_leaves_it_paused(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    await node.pause(sandbox)
+    site.engine.fail_launches = {1}
+    with pytest.raises(BootFailed):
+        await node.resume(sandbox, timeout_s=60, cold=False)
+    assert sandbox.state is State.PAUSED and not site.engine.machines
+    await node.resume(sandbox, timeout_s=60, cold=False)
+    await node.kill(sandbox)
+
+
+async def test_fork_copies_memory_and_makes_own_identities(site: Site) -> None:
+    node = site.node()
+    parent = await launch(node)
+    site.machine(parent).memory["x"] = "before"
+    entries = await node.fork(parent, ForkRequest(count=3))
+    children = [node.find(entry.sandbox.sandbox_id) for entry in entries if entry.sandbox]
+    assert len(children) == 3 and parent.state is State.RUNNING
+    everyone = [parent, *children]
+    for field in ("access_token", "machine_id", "id"):
+        assert len({getattr(sandbox.record, field) for sandbox in everyone}) == 4
+    for child in children:
+        assert site.machine(child).memory["x"] == "before"
+        assert site.machine(child).memory["hostname"] == child.id
+        assert child.record.parent == parent.id
+    assert site.machine(parent).token == parent.record.access_token
+    await node.kill(parent)  # its files go; the children's do not
+    grandchild = (await node.fork(children[0], ForkRequest(count=1)))[0].sandbox
+    assert grandchild is not None
+    await node.pause(children[1])
+    await node.resume(children[1], timeout_s=60, cold=False)
+    await node.kill_live()
+    assert site.clean()
+
+
+async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
+    node = site.node()
+    parent = await launch(node)
+    site.engine.fail_launches = {2}
+    entries = await node.fork(parent, ForkRequest(count=3))
+    failed = [entry.error for entry in entries if entry.error]
+    assert [error.code for error in failed] == ["boot_failed"] and parent.state is State.RUNNING
+    assert len(site.directories()) == 3
+    await node.kill_live()
+    assert site.clean()
+
+
+async def test_snapshots_of_a_resumed_fork_commit_every_layer_once_in_order(site: Site) -> None:
+    node = site.node()
+    parent = await launch(node)
+    entry = (await node.fork(parent, ForkRequest(count=1)))[0]
+    assert entry.sandbox is not None
+    child = node.find(entry.sandbox.sandbox_id)
+    await node.pause(child)
+    await node.resume(child, timeout_s=60, cold=False)
+    first = await node.snapshot(child, SnapshotRequest(name=Name("mine"), tags=(Tag("latest"),)))
+    second = await node.snapshot(child, SnapshotRequest(name=Name("mine"), memory=False))
+    repository = site.tools.repository
+    one, two = (repository.snapshot(reply.snapshot_id) for reply in (first, second))
+    assert (first.version, second.version) == (1, 2)
+    assert one.parent == child.record.snapshot_id and two.parent == one.id
+    assert len(one.disk) == 4 and two.disk[:4] == one.disk and two.memory is None
+    contents = []
+    for blob in one.disk:
+        with repository.open_blob(blob.digest) as reader:
+            contents.append(reader.read().decode())
+    # The child's pause and its snapshot each sealed a layer of the same bytes: one blob, twice in the chain.
+    assert contents == [
+        "base layer",
+        f"layer of {parent.id} 0",
+        f"layer of {child.id} 0",
+        f"layer of {child.id} 0",
+    ]
+    again = await launch(node, snapshot="mine:1")
+    assert len(again.record.disk) == 4
+    await node.kill_live()
+
+
+async def test_a_tag_without_a_name_is_refused_before_anything_stops(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    with pytest.raises(InvalidInput, match="name"):
+        await node.snapshot(sandbox, SnapshotRequest(tags=(Tag("latest"),)))
+    assert site.machine(sandbox).init_count == 1
+    await node.kill(sandbox)
+
+
+async def test_kill_interrupts_a_pause(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    site.engine.capture_gate = asyncio.Event()
+    pausing = asyncio.create_task(node.pause(sandbox))
+    await asyncio.sleep(0.05)
+    assert sandbox.state is State.PAUSING
+    await asyncio.wait_for(node.kill(sandbox), 5)
+    with pytest.raises(NotFound, match="killed"):
+        await pausing
+    assert site.clean()
+
+
+async def test_an_engine_that_ends_is_told_with_its_reason(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    site.machine(sandbox).end("killed by signal 9")
+    async with asyncio.timeout(5):
+        while sandbox.state is not State.DEAD:  # noqa: ASYNC110 - there is no event to wait for
+            await asyncio.sleep(0.01)
+    with pytest.raises(SandboxDead, match="signal 9"):
+        await node.pause(sandbox)
+    with pytest.raises(SandboxDead):
+        await node.set_timeout(sandbox, 60)
+    assert node.counts().dead == 1
+    await node.kill(sandbox)
+    assert site.clean()
+
+
+async def test_ttl_kills_or_pauses(site: Site) -> None:
+    node = site.node()
+    killed = await launch(node, timeout_s=0.05)
+    paused = await launch(node, timeout_s=0.05, on_timeout="pause")
+    lasting = await launch(node, timeout_s=300)
+    await asyncio.sleep(0.1)
+    next_s = await node.reap()
+    assert [info.state for info in node.infos()] == [State.PAUSED, State.RUNNING]
+    assert killed.id not in site.directories() and next_s is not None and 290 < next_s <= 300
+    await node.set_timeout(lasting, 0.01)
+    await asyncio.sleep(0.05)
+    assert await node.reap() is None
+    assert site.directories() == [paused.id]
+
+
+async def test_a_pause_at_the_end_that_fails_throws_nothing_away(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node, timeout_s=0.05, on_timeout="pause")
+    site.engine.fail_capture = NoSpace("the disk is full")
+    await asyncio.sleep(0.1)
+    next_s = await node.reap()
+    assert sandbox.state is State.RUNNING and next_s is not None and next_s > 30
+    await node.kill(sandbox)
+
+
+async def test_a_new_node_takes_over_what_the_old_one_left(site: Site) -> None:
+    old = site.node()
+    running, paused, lost, half = [await launch(old) for _ in range(4)]
+    await old.pause(paused)
+    site.machine(half).running = False  # killed in the middle of a pause: stopped, and its token forgotten
+    site.machine(half).token = None
+    lost_machine = site.machine(lost)
+    await old.close()
+    await lost_machine.kill()
+    new = site.node()
+    await new.reconcile()
+    states = {info.sandbox_id: info.state for info in new.infos()}
+    assert states == {
+        running.id: State.RUNNING,
+        paused.id: State.PAUSED,
+        lost.id: State.DEAD,
+        half.id: State.RUNNING,
+    }
+    again = new.find(half.id)
+    assert site.machine(again).running and site.machine(again).token == half.record.access_token
+    await new.resume(new.find(paused.id), timeout_s=60, cold=False)
+    await new.kill_live()
+    await new.kill(new.find(lost.id))
+    assert site.clean()
+
+
+async def test_reconcile_removes_the_half_made_and_nothing_else(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    record = sandbox.record.model_copy(update={"state": State.STARTING})
+    sandbox.directory.write(record)
+    await node.close()
+    (site.home.sandboxes / "s-without-record").mkdir()
+    broken = site.home.sandboxes / "s-broken"
+    broken.mkdir()
+    (broken / "sandbox.json").write_text("{")
+    new = site.node()
+    await new.reconcile()
+    assert site.directories() == ["s-broken"] and not site.engine.machines and not new.infos()
+
+
+async def test_find_takes_unique_prefixes_only(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    assert node.find(sandbox.id[:6]) is sandbox
+    for wrong in ("", "s", "zzzz", sandbox.id + "x"):
+        with pytest.raises((NotFound, Conflict)):
+            node.find(wrong)
+    await node.kill(sandbox)
