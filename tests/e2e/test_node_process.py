@@ -28,7 +28,7 @@ def engine_pid(home: Home, sandbox_id: str) -> int:
     directory = home.sandboxes / sandbox_id / "machine"
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and Path(os.readlink(entry / "cwd")) == directory:
+            if entry.name.isdigit() and (entry / "cwd").readlink() == directory:
                 return int(entry.name)
         except OSError:
             continue
