@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import struct
+import threading
 from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -200,21 +201,26 @@ class PageReader:
         self._view = memoryview(self._buffer)
         self._address = ctypes.addressof(ctypes.c_char.from_buffer(self._buffer))
         self._zeros = ctypes.create_string_buffer(GRANULE)
+        self._lock = threading.Lock()
 
     def stream(self, mapping: Mapping, runs: list[Run], target: int, *, skip_zeros: bool) -> int:
         """Write each run at its offset into the file descriptor ``target``; returns the bytes read."""
         total = 0
-        for batch in _batches(runs):
-            self._read(mapping, batch)
-            at = 0
-            for run in batch:
-                if skip_zeros:
-                    self._write_nonzero(target, at, run)
-                else:
-                    _write_all(target, self._view[at : at + run.length], run.offset)
-                at += run.length
-            total += at
+        with self._lock:
+            for batch in _batches(runs):
+                total += self._copy(mapping, batch, target, skip_zeros)
         return total
+
+    def _copy(self, mapping: Mapping, batch: list[Run], target: int, skip_zeros: bool) -> int:
+        self._read(mapping, batch)
+        at = 0
+        for run in batch:
+            if skip_zeros:
+                self._write_nonzero(target, at, run)
+            else:
+                _write_all(target, self._view[at : at + run.length], run.offset)
+            at += run.length
+        return at
 
     def _read(self, mapping: Mapping, batch: list[Run]) -> None:
         length = sum(run.length for run in batch)

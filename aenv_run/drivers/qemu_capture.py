@@ -31,13 +31,8 @@ def overlay_name(number: int) -> str:
 
 @cache
 def page_reader() -> memory.PageReader:
-    """One buffer for this process: see ``PageReader``. Captures of one event loop use it in turn."""
+    """One buffer for this process: see ``PageReader``. Captures use it in turn."""
     return memory.PageReader()
-
-
-@cache
-def _reader_lock(loop: asyncio.AbstractEventLoop) -> asyncio.Lock:
-    return asyncio.Lock()
 
 
 @dataclass
@@ -62,19 +57,18 @@ class Capturer:
             directory.mkdir(parents=True)
         except FileExistsError as error:
             raise Conflict(f"the capture directory {directory} exists already") from error
-        added = False
         try:
             # All that takes long and needs no stopped machine comes first.
             if memory:
                 await asyncio.to_thread(self._prepare_ram, directory / RAM)
+            await self._drop_following()
             disk.write_overlay(self._overlay(self.top + 1), self.virtual_bytes)
-            node = disk.overlay_node(Path(self._overlay(self.top + 1).name), overlay_name(self.top + 1), None)
-            await self.qmp.execute("blockdev-add", node)
-            added = True
+            name = overlay_name(self.top + 1)
+            await self.qmp.execute("blockdev-add", disk.overlay_node(Path(f"{name}.qcow2"), name, None))
             stopped_ms = await self._freeze(directory, memory, was_running, keep_running)
             return self._hand_over(directory, memory, stopped_ms)
         except BaseException as error:
-            await self._undo(directory, added)
+            await self._undo(directory)
             raise self._explain(error, directory) from error
 
     def _prepare_ram(self, target: Path) -> None:
@@ -94,8 +88,7 @@ class Capturer:
         await self.qmp.execute("stop")
         try:
             if with_memory:
-                async with _reader_lock(asyncio.get_running_loop()):
-                    await asyncio.to_thread(self._stream_ram, directory / RAM)
+                await asyncio.to_thread(self._stream_ram, directory / RAM)
                 # Devices only, 1-2 ms. live=false: with true QEMU drops its image locks and a second writer of
                 # the same disk is let in. (`migrate` would write all RAM, which is share=off.) No Xen involved.
                 await self.qmp.execute(
@@ -136,12 +129,20 @@ class Capturer:
             path.chmod(0o444)
         return Capture(directory, tuple(layers), files, self.facts if with_memory else None, stopped_ms)
 
-    async def _undo(self, directory: Path, added: bool) -> None:
+    async def _undo(self, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
+        await self._drop_following()
+
+    async def _drop_following(self) -> None:
+        """Remove the overlay that would come next: of a capture that failed, perhaps in a process that crashed.
+
+        After sealing it is the top, and the next one is not there.
+        """
         following = self._overlay(self.top + 1)
-        if added:
-            with contextlib.suppress(QmpError, SandboxDead):  # after sealing there is no such node any more
-                await self.qmp.execute("blockdev-del", {"node-name": overlay_name(self.top + 1)})
+        if not following.exists():
+            return
+        with contextlib.suppress(QmpError, SandboxDead):  # it may not have been added yet
+            await self.qmp.execute("blockdev-del", {"node-name": overlay_name(self.top + 1)})
         following.unlink(missing_ok=True)
 
     def _explain(self, error: BaseException, directory: Path) -> BaseException:

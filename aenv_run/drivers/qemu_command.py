@@ -89,6 +89,8 @@ def common(
         "-object", json.dumps(memory),
         "-accel", cpu.mode, "-cpu", cpu.model, "-m", f"{size >> 20}M", "-smp", str(spec.machine.cpus),
         "-nodefaults", "-no-user-config", "-display", "none",
+        # A guest that breaks into this process cannot start another or gain privileges (seccomp).
+        "-sandbox", "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny",
         "-global", "migration.send-configuration=off",
         # A guest that ends stays, stopped, so that its console can still be read; then the driver ends it.
         "-action", "reboot=shutdown,shutdown=pause,panic=pause",

@@ -176,7 +176,10 @@ class QemuMachine:
         return self._record.pid
 
     async def state(self) -> MachineState:
-        """What QEMU itself says; a guest that shut down or panicked is DEAD although its process is there."""
+        """What QEMU itself says; a guest that shut down or panicked is DEAD although its process is there.
+
+        A write that the host's disk had no room for stops the machine: PAUSED, and ``resume`` tries it again.
+        """
         if self._exit is not None or not self._child.alive or self._qmp.closed.is_set():
             return MachineState.DEAD
         try:

@@ -349,6 +349,21 @@ async def test_a_boot_without_a_file_system_shows_the_console(bench: Bench) -> N
     assert processes_in(spec.directory) == []
 
 
+async def test_a_guest_that_panics_shows_the_console(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "kernel").symlink_to(bench.home.guest().absolute() / "kernel")
+    for name in ("envd-amd64", "envd-arm64"):
+        (guest / name).write_bytes(b"no program")
+    monkeypatch.setenv("AENV_GUEST_DIR", str(guest))
+    spec = bench.cold()
+    with pytest.raises(BootFailed, match=r"(?s)shut down or rebooted.*Kernel panic"):
+        await bench.driver.boot(spec)
+    assert processes_in(spec.directory) == []
+
+
 async def test_a_layer_that_is_no_image_is_refused(bench: Bench) -> None:
     bad = bench.root / "bad.qcow2"
     bad.write_bytes(b"no image" * 100)
