@@ -1,0 +1,167 @@
+"""aenv-build on a tiny base: cache, branches, verify, failure, two builds at once, Ctrl-C. Needs a driver."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import os
+import shutil
+import signal
+import sys
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from aenv_run.check import check
+from aenv_run.config import open_repository
+from aenv_run.paths import Home
+
+BUSYBOX = shutil.which("busybox")
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="a base with its files' owners can only be unpacked by root"),
+    pytest.mark.skipif(BUSYBOX is None, reason="the tiny base needs a static busybox"),
+]
+APPLETS = "sh cat ls echo sleep mkdir rm touch test true false ps".split()
+RECIPE = """
+version: 1
+name: tiny
+base: {archive: root.tar}
+machine: {memory: 256MiB, disk: 64MiB}
+env: {GREETING: hello}
+steps:
+  - {id: one, run: 'echo "$GREETING" > /srv/one; sleep 600 &'}
+  - {id: two, run: 'test "$(cat /srv/one)" = hello; echo 2 > /srv/two'}
+  - {id: side, needs: [one], run: 'mkdir /srv/d; echo side > /srv/d/side'}
+  - {id: merged, needs: [two], copy: {from: {step: side, path: /srv/d}, to: /opt}}
+  - {id: check, verify: 'test "$(cat /opt/side)" = side; test ! -e /srv/d; echo spoilt > /srv/two'}
+outputs: [{memory: true}]
+"""
+
+
+def make_base(path: Path) -> None:
+    with tarfile.open(path, "w") as tar:
+        for name in ("bin", "etc", "proc", "sys", "dev", "tmp", "root", "run", "srv", "opt"):
+            member = tarfile.TarInfo(name)
+            member.type, member.mode = tarfile.DIRTYPE, 0o755
+            tar.addfile(member)
+        assert BUSYBOX is not None
+        tar.add(Path(BUSYBOX).resolve(), arcname="bin/busybox")
+        for applet in APPLETS:
+            member = tarfile.TarInfo(f"bin/{applet}")
+            member.type, member.linkname = tarfile.SYMTYPE, "busybox"
+            tar.addfile(member)
+        data = b"root:x:0:0:root:/root:/bin/sh\n"
+        member = tarfile.TarInfo("etc/passwd")
+        member.size = len(data)
+        tar.addfile(member, io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder with the base and a home, shared so that later tests find earlier results in the cache."""
+    folder = tmp_path_factory.mktemp("b")
+    make_base(folder / "root.tar")
+    yield folder
+    shutil.rmtree(folder)
+
+
+class Built:
+    """A finished aenv-build."""
+
+    def __init__(self, code: int, out: bytes, err: bytes) -> None:
+        self.code, self.out, self.err = code, out.decode(), err.decode()
+
+    @property
+    def result(self) -> dict[str, object]:
+        loaded: dict[str, object] = json.loads(self.out)
+        return loaded
+
+
+async def start(place: Path, text: str, *arguments: str) -> asyncio.subprocess.Process:
+    recipe = place / f"{time.monotonic_ns()}.yaml"
+    recipe.write_text(text)
+    return await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "aenv_build.cli", str(recipe), "--home", str(place / "h"), *arguments,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+
+
+async def build(place: Path, text: str, *arguments: str) -> Built:
+    process = await start(place, text, *arguments)
+    out, err = await process.communicate()
+    return Built(process.returncode or 0, out, err)
+
+
+def assert_clean(place: Path) -> None:
+    """Nothing of a build is left but what is committed, and that is whole."""
+    home = Home(place / "h")
+    assert not list(home.staging.iterdir())
+    report = check(open_repository(None, home))
+    assert not report.problems, report.problems
+    engines = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(home.staging).encode() in _read(path)]
+    assert not engines
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+async def test_build_then_cache(place: Path) -> None:
+    """Two at once: each step runs once, both get one snapshot. A third finds all of it."""
+    first, second = await asyncio.gather(
+        build(place, RECIPE, "--json", "--events", "json"), build(place, RECIPE, "--json", "--events", "json")
+    )
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    snapshots = {json.dumps(built.result["outputs"][0]["snapshot_id"]) for built in (first, second)}  # type: ignore[index]
+    assert len(snapshots) == 1
+    assert first.result["outputs"][0]["version"] == second.result["outputs"][0]["version"] == "1"  # type: ignore[index]
+    assert_clean(place)
+
+    again = await build(place, RECIPE, "--json", "--explain")
+    assert again.code == 0 and again.result["misses"] == 0, again.err
+    assert f'"{again.result["outputs"][0]["snapshot_id"]}"' in snapshots  # type: ignore[index]
+
+    plan = await build(place, RECIPE.replace("echo 2", "echo 3"), "--plan", "--explain")
+    assert "two" in plan.out and "miss, changed: run" in plan.out and "the state it starts from" in plan.out
+
+
+async def test_failures_say_what_and_how(place: Path) -> None:
+    """A failed step keeps what is done before it, names nothing, and with --keep leaves its state to enter."""
+    text = RECIPE.replace("name: tiny", "name: broken").replace("echo 2 > /srv/two", "echo why; false")
+    built = await build(place, text, "--keep")
+    assert built.code == 1, built.err
+    assert "error: step 'two' (run) exited with 1; its last output:\n  | why\n" in built.err
+    assert "fix: enter its state: aenv start " in built.err
+    assert "Traceback" not in built.err and "broken:" not in built.out
+    assert_clean(place)
+
+    text = RECIPE.replace("name: tiny", "name: broken").replace("verify: 'test", "verify: 'echo no; exit 3; test")
+    built = await build(place, text)
+    assert built.code == 1 and "error: step 'check' (verify) exited with 3, not 0" in built.err, built.err
+    assert "[broken]" not in built.out and "again with --keep" in built.err
+    assert_clean(place)
+
+
+@pytest.mark.parametrize("wait_for", ["stage_started", "stage_output"])
+async def test_interrupt_leaves_nothing(place: Path, wait_for: str) -> None:
+    """Ctrl-C while a machine boots, and while a command runs."""
+    text = RECIPE.replace("name: tiny", "name: stopped").replace("echo 2", f"echo {wait_for}; sleep 600; echo 2")
+    process = await start(place, text, "--events", "json")
+    assert process.stderr is not None
+    async for line in process.stderr:
+        event = json.loads(line)
+        if event["event"] == wait_for and event["step"] == "two":
+            break
+    process.send_signal(signal.SIGINT)
+    _, err = await asyncio.wait_for(process.communicate(), 30)
+    assert process.returncode == 130, err
+    assert err.decode().splitlines()[-2].startswith("error: interrupted: every machine was ended")
+    assert b"Traceback" not in err
+    assert_clean(place)
