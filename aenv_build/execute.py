@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,8 @@ from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.recipe import FromStep
-from aenv_build.schedule import Schedule, make_schedule, state_of, state_parent
+from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
+from aenv_build.scratch import scratch
 from aenv_build.staging import Slots, StagingMachine
 from aenv_build.steps import perform
 from aenv_build.threads import in_thread
@@ -26,7 +27,7 @@ from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver
-from aenv_run.errors import AenvError, SandboxDead, StepFailed
+from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
@@ -93,10 +94,8 @@ def look_up(plan: Plan, ledger: Ledger, repository: Repository) -> Known:
 async def build(plan: Plan, workshop: Workshop) -> BuildResult:
     """Build all of the plan and name its outputs. Whatever ends it, no machine and no scratch is left."""
     began = time.monotonic()
-    directory = workshop.home.staging / f"b{os.getpid()}-{time.monotonic_ns() % 10**9:x}"
-    directory.mkdir(mode=0o700, parents=True)
-    run = _Run(plan, workshop, directory)
-    try:
+    with scratch(workshop.home.staging) as directory:
+        run = _Run(plan, workshop, directory)
         try:
             await run.all()
         except BaseExceptionGroup as group:
@@ -104,8 +103,6 @@ async def build(plan: Plan, workshop: Workshop) -> BuildResult:
         finally:
             await run.close()
         outputs = await run.publish()
-    finally:
-        await in_thread(shutil.rmtree, directory, True)
     return BuildResult(outputs, run.hits, run.misses, time.monotonic() - began)
 
 
@@ -147,11 +144,14 @@ class _Run:
         self._live: dict[str, StagingMachine] = {}
         self._machines: list[StagingMachine] = []
         self._base_done = asyncio.Event()
+        self._needed: frozenset[str] = frozenset()
+        self._fetched: dict[tuple[str | None, str], Path] = {}
         self.hits = 0
         self.misses = 0
 
     async def all(self) -> None:
         """Look up what is known, then run the rest."""
+        self._refuse_memory_without_the_driver()
         known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository)
         self._snapshots.update(known.stages)
         if known.base is not None:
@@ -159,6 +159,7 @@ class _Run:
         self._outputs.update(known.outputs)
         missing = {position for position in range(len(self._plan.outputs)) if position not in known.outputs}
         schedule = make_schedule(self._plan, set(known.stages), missing)
+        self._needed = schedule.needed
         total = 1 + len(self._work)
         self.misses = len(schedule.needed) + (schedule.base_needed and known.base is None)
         self.hits = total - self.misses
@@ -171,7 +172,6 @@ class _Run:
                 group.create_task(self._stage(stage, schedule))
             for position in sorted(missing):
                 group.create_task(self._output(position, self._plan.outputs[position]))
-        await in_thread(self._notes.write, self._plan)
 
     async def publish(self) -> tuple[Published, ...]:
         """Name the outputs, in the recipe's order: all verifies have held."""
@@ -191,9 +191,11 @@ class _Run:
         return tuple(published)
 
     async def close(self) -> None:
-        """End every machine that is left."""
+        """End every machine that is left, and note for the next time what this build was made of."""
         for machine in self._machines:
             await machine.close()
+        done = {step for step in self._snapshots if step is not None}
+        await in_thread(self._notes.write, self._plan, done | ({BASE} if None in self._snapshots else set()))
 
     # -- the base ------------------------------------------------------------------------------------------
 
@@ -266,8 +268,10 @@ class _Run:
             await perform(stage, staged, self._shop.sink, fetched)
             if stage.step.verb == "verify":
                 return await in_thread(self._ledger.keep, "stages", stage.key, parent)
-            snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine)
+            ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)
+            snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine or bool(ahead))
             snapshot = await in_thread(self._ledger.keep, "stages", stage.key, snapshot)
+            await self._fetch_ahead(stage, staged, ahead)
             if keep_machine:
                 self._live[stage.id] = staged
             return snapshot
@@ -293,22 +297,34 @@ class _Run:
         return staged
 
     async def _fetch(self, stage: Stage) -> Path | None:
-        """Tar the files of another step's state, in a machine of that state."""
+        """The tar of the other step's files that this one copies, from a machine of that step's state."""
         copy = stage.step.copy_
         if copy is None or not isinstance(copy.from_, FromStep):
             return None
+        state, path = state_of(self._plan, copy.from_.step), copy.from_.path
+        if (state, path) not in self._fetched:
+            staged = await self._boot(self._snapshots[state])
+            try:
+                self._fetched[state, path] = await self._read(staged, path)
+            except SandboxDead:
+                raise
+            except AenvError as error:
+                raise StepFailed(f"step {stage.id!r} (copy) cannot read {path}: {error.message}") from error
+            finally:
+                await staged.close()
+        return self._fetched[state, path]
+
+    async def _fetch_ahead(self, stage: Stage, staged: StagingMachine, paths: AbstractSet[str]) -> None:
+        """Take the files that later steps copy while the machine is there; what fails is tried again later."""
+        for path in sorted(paths):
+            with suppress(AenvError):
+                self._fetched[stage.id, path] = await self._read(staged, path)
+
+    async def _read(self, staged: StagingMachine, path: str) -> Path:
         archive = self._slots.next_directory("files")
-        staged = await self._boot(self._snapshots[state_of(self._plan, copy.from_.step)])
-        try:
-            with archive.open("wb") as file:
-                async for chunk in staged.guest.get_archive(copy.from_.path):
-                    await in_thread(file.write, chunk)
-        except SandboxDead:
-            raise
-        except AenvError as error:
-            raise StepFailed(f"step {stage.id!r} (copy) cannot read {copy.from_.path}: {error.message}") from error
-        finally:
-            await staged.close()
+        with archive.open("wb") as file:
+            async for chunk in staged.guest.get_archive(path):
+                await in_thread(file.write, chunk)
         return archive
 
     # -- outputs -------------------------------------------------------------------------------------------
@@ -341,6 +357,14 @@ class _Run:
             return await self._committer.output_from(planned, staged)
         finally:
             await staged.close()
+
+    def _refuse_memory_without_the_driver(self) -> None:
+        wants = any(stage.memory for stage in self._plan.stages.values())
+        if (wants or any(out.memory for out in self._plan.outputs)) and not self._shop.driver.caps.memory_snapshot:
+            raise Unsupported(
+                f"the driver {self._shop.driver.name} makes no memory snapshots here, and the recipe wants one",
+                fix="say 'memory: false' in the outputs and start nothing, or choose another --driver",
+            )
 
     # -- small things --------------------------------------------------------------------------------------
 

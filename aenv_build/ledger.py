@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -81,11 +82,12 @@ class Notes:
             return "its result is no longer in the repository"
         return "changed: " + ", ".join(_phrase(name, former, inputs.values) for name in changed)
 
-    def write(self, plan: Plan) -> None:
-        """Remember the inputs of this build. Losing them costs an explanation, no correctness."""
-        steps = {BASE: dict(plan.base.inputs.values)}
-        steps |= {stage.id: dict(stage.inputs.values) for stage in plan.stages.values()}
-        steps |= {f"output {out.name}": dict(out.inputs.values) for out in plan.outputs}
+    def write(self, plan: Plan, done: AbstractSet[str]) -> None:
+        """Remember the inputs of the steps that are done. Losing them costs an explanation, no correctness."""
+        now = {BASE: dict(plan.base.inputs.values)}
+        now |= {stage.id: dict(stage.inputs.values) for stage in plan.stages.values()}
+        former = {step: inputs for step, inputs in self._former.items() if step in now}
+        steps = former | {step: inputs for step, inputs in now.items() if step in done}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
         temporary.write_text(_Notes(steps=steps).model_dump_json())

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from aenv_build.plan import Plan, Stage
+from aenv_build.recipe import FromStep
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,13 @@ def copied_from(stage: Stage) -> tuple[str, ...]:
     """The steps whose files this one copies."""
     copy = stage.step.copy_
     return () if copy is None or isinstance(copy.from_, str) else (copy.from_.step,)
+
+
+def copied_paths(plan: Plan, state: str, needed: AbstractSet[str]) -> set[str]:
+    """The paths of that state which steps that will run copy."""
+    copies = [plan.stages[step].step.copy_ for step in needed]
+    sources = [copy.from_ for copy in copies if copy is not None and isinstance(copy.from_, FromStep)]
+    return {source.path for source in sources if state_of(plan, source.step) == state}
 
 
 def _heirs(plan: Plan, needed: set[str]) -> dict[str, str]:

@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="a base with its files' owners can only be unpacked by root"),
     pytest.mark.skipif(BUSYBOX is None, reason="the tiny base needs a static busybox"),
 ]
-APPLETS = "sh cat ls echo sleep mkdir rm touch test true false ps".split()
+APPLETS = ("sh", "cat", "ls", "echo", "sleep", "mkdir", "rm", "touch", "test", "true", "false", "ps")
 RECIPE = """
 version: 1
 name: tiny
@@ -146,6 +146,22 @@ async def test_failures_say_what_and_how(place: Path) -> None:
     built = await build(place, text)
     assert built.code == 1 and "error: step 'check' (verify) exited with 3, not 0" in built.err, built.err
     assert "[broken]" not in built.out and "again with --keep" in built.err
+    assert_clean(place)
+
+
+async def test_started_processes_live_on(place: Path) -> None:
+    """A step after a start, and a verify, run in restored machines in which the process goes on."""
+    text = (
+        RECIPE[: RECIPE.index("  - {id: two")].replace("name: tiny", "name: served")
+        + """
+  - {id: ticks, start: 'while true; do echo x >> /tmp/ticks; sleep 1; done', ready: 'test -s /tmp/ticks', timeout: 60}
+  - {id: after, run: 'test -s /tmp/ticks; echo after > /srv/after'}
+  - {id: alive, verify: 'cat /srv/after; cat /tmp/ticks > /tmp/a; sleep 3; test /tmp/ticks -nt /tmp/a'}
+"""
+    )
+    built = await build(place, text, "--json")
+    assert built.code == 0, built.err
+    assert built.result["outputs"][0]["has_memory"] is True  # type: ignore[index]
     assert_clean(place)
 
 

@@ -1,0 +1,27 @@
+"""A build's scratch directory goes with the build, also when the builder was killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from aenv_build.scratch import scratch
+
+
+def test_removed_at_the_end_and_alive_ones_are_left(tmp_path: Path) -> None:
+    with scratch(tmp_path / "s") as first, scratch(tmp_path / "s") as second:
+        (second / "file").write_text("x")
+        assert first.is_dir() and second.is_dir() and first != second
+    assert not list((tmp_path / "s").iterdir())
+
+
+def test_what_a_killed_builder_left_is_swept(tmp_path: Path) -> None:
+    script = (
+        "import os, pathlib, sys; from aenv_build.scratch import scratch\n"
+        "with scratch(pathlib.Path(sys.argv[1])) as d: (d / 'f').write_text('x'); os.kill(os.getpid(), 9)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)
+    assert len(list(tmp_path.iterdir())) == 1
+    with scratch(tmp_path) as mine:
+        assert list(tmp_path.iterdir()) == [mine]
