@@ -170,9 +170,13 @@ class NodeClient:
         if not self.home.node_socket.parent.is_dir():
             raise _Absent("no home")
         with short_path(self.home.node_socket) as short:
-            transport = httpx.AsyncHTTPTransport(uds=short)
+            # No TLS here: without verify=False httpx would read all certificates of the system for each call.
+            transport = httpx.AsyncHTTPTransport(uds=short, verify=False)
             timeout = httpx.Timeout(timeout_s, connect=10.0)
-            async with httpx.AsyncClient(transport=transport, base_url="http://node", timeout=timeout) as http:
+            client = httpx.AsyncClient(
+                transport=transport, base_url="http://node", timeout=timeout, trust_env=False
+            )
+            async with client as http:
                 yield http
 
     async def _start(self, deadline_s: float) -> None:

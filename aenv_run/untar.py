@@ -71,14 +71,27 @@ def _write(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
 def _make_links(directory: Path, links: list[tuple[Path, str]]) -> list[str]:
     """Those that stay inside the tree; a link to elsewhere would name a file of this host."""
     left_out: list[str] = []
-    made: set[Path] = set()
+    all_links = {target for target, _ in links}
     for target, to in links:
-        inside = "/" if to.startswith("/") else os.path.normpath(target.parent / to)
-        below_link = any(parent in made for parent in target.parents)
-        if below_link or target.exists() or not Path(inside).is_relative_to(directory):
+        below_link = not all_links.isdisjoint(target.parents)
+        if below_link or target.exists() or not _stays_inside(directory, target, to, all_links):
             left_out.append(str(target.relative_to(directory)))
             continue
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.symlink_to(to)
-        made.add(target)
+        if not target.is_symlink():
+            target.symlink_to(to)
     return left_out
+
+
+def _stays_inside(directory: Path, target: Path, to: str, all_links: set[Path]) -> bool:
+    """Follow ``to`` by its parts. It may end at another link, never pass through one: there ``..`` is elsewhere."""
+    if to.startswith("/"):
+        return False
+    here = target.parent
+    for part in PurePosixPath(to).parts:
+        if here in all_links:
+            return False
+        here = here.parent if part == ".." else here / part
+        if not here.is_relative_to(directory):
+            return False
+    return True

@@ -66,6 +66,7 @@ class Guest:
             base_url=endpoint.url,
             transport=transport,
             trust_env=False,
+            verify=False,  # no TLS here; otherwise httpx reads all certificates of the system for each guest
             # The daemon is near: compressing would only cost time, and streams are read raw.
             headers={"Accept-Encoding": "identity"},
             timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=10.0),
