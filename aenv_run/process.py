@@ -214,20 +214,7 @@ async def run(
     env: Mapping[str, str] | None = None,
 ) -> Completed:
     """Run a program to its end. An exit code is a result; a time-out or endless output is an error."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            *argv,
-            stdin=asyncio.subprocess.DEVNULL if stdin is None else asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            cwd=cwd,
-            env=env,
-            start_new_session=True,
-        )
-    except FileNotFoundError as error:
-        if cwd is not None and not cwd.is_dir():
-            raise
-        raise _missing(argv[0], "") from error
+    process = await _started(argv, stdin is not None, cwd, env)
     try:
         async with asyncio.timeout(timeout_s):
             out, err, _ = await asyncio.gather(
@@ -236,13 +223,45 @@ async def run(
                 _feed(process.stdin, stdin),
             )
             code = await process.wait()
-    except TimeoutError as error:
-        raise CommandTimeout(f"{argv[0]} ran longer than {timeout_s:g} s and was killed") from error
-    finally:
-        if process.returncode is None:
-            kill_group(process.pid)
-            await asyncio.shield(process.wait())
+    except BaseException as error:
+        await _end(process)
+        if isinstance(error, TimeoutError):
+            raise CommandTimeout(f"{argv[0]} ran longer than {timeout_s:g} s and was killed") from error
+        raise
     return Completed(tuple(argv), code, out, err)
+
+
+async def _started(
+    argv: Sequence[str], with_input: bool, cwd: Path | None, env: Mapping[str, str] | None
+) -> asyncio.subprocess.Process:
+    creating = asyncio.ensure_future(
+        asyncio.create_subprocess_exec(
+            *argv,
+            stdin=asyncio.subprocess.PIPE if with_input else asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            cwd=cwd,
+            env=env,
+            start_new_session=True,
+        )
+    )
+    try:
+        # asyncio itself, cancelled here, ends the child alone and waits for all who hold its pipes.
+        return await asyncio.shield(creating)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            await _end(await creating)
+        raise
+    except FileNotFoundError as error:
+        if cwd is not None and not cwd.is_dir():
+            raise
+        raise _missing(argv[0], "") from error
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    """Kill the group, also when its leader has ended and others hold on to its pipes."""
+    kill_group(process.pid)
+    await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=KILL_WAIT_S)
 
 
 async def _read(stream: asyncio.StreamReader | None, limit_bytes: int, argv: Sequence[str]) -> bytes:

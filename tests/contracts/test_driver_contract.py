@@ -231,6 +231,12 @@ async def test_a_second_capture_has_the_layers_of_the_first(bench: Bench) -> Non
         with pytest.raises(Conflict, match="exists"):
             await machine.capture(second.directory, memory=False)
         await machine.resume()
+        # Its parent runs on and holds the same layers open: QEMU's image locks must let the child in.
+        async with bench.child(bench.seed, first) as child:
+            assert await sh(child, "cat /first") == "1"
+            await asyncio.gather(sh(child, "echo c >/mine; sync"), sh(machine, "echo m >/mine; sync"))
+            assert (await sh(child, "cat /mine"), await sh(machine, "cat /mine")) == ("c", "m")
+            assert "second" not in (await sh(child, "ls /")).split()
         first.discard()
         assert not first.directory.exists()
     async with bench.child(bench.seed, second) as machine:

@@ -54,6 +54,27 @@ async def test_the_whole_group_ends(tmp_path: Path, how: str) -> None:
     assert await gone(pid)
 
 
+async def test_a_leader_that_ended_leaves_nobody(tmp_path: Path) -> None:
+    with pytest.raises(CommandTimeout):
+        await process.run(["sh", "-c", f"sleep 60 & echo $! >{tmp_path}/pid"], timeout_s=0.5)
+    assert await gone(await written_pid(tmp_path / "pid"))
+
+
+@pytest.mark.timeout(30)
+async def test_a_cancellation_during_the_start_ends_the_group(tmp_path: Path) -> None:
+    for index in range(8):
+        pid_file = tmp_path / f"pid{index}"
+        argv = ["sh", "-c", f"sleep 60 & echo $! >{pid_file}; wait"]
+        task = asyncio.create_task(process.run(argv, timeout_s=60))
+        for _ in range(index):
+            await asyncio.sleep(0)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if pid_file.exists() and (text := pid_file.read_text().strip()):
+            assert await gone(int(text))
+
+
 async def test_a_missing_program_is_named_with_its_fix() -> None:
     with pytest.raises(MissingDependency, match="no-such-program"):
         await process.run(["no-such-program"], timeout_s=1)
