@@ -25,14 +25,14 @@ func image(t *testing.T, files map[string]string) DB {
 
 func TestLookup(t *testing.T) {
 	db := image(t, map[string]string{
-		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n#c:x:1:1::/:\nbroken\nann:x:1000:1000:Ann:/home/ann:/bin/bash\n" +
+		"etc/passwd": "root:x:0:0:root:/root:/bin/sh\n#c:x:1:1::/:\nbroken\nann:x:1000:1000:Ann:/srv/ann:/bin/bash\n" +
 			"odd:x:-1:0::/:\nnohome:x:7:7:::\n",
 		"etc/group": "root:x:0:\nwheel:x:10:ann,root\nann:x:1000:ann\ndocker:x:99:bob,ann\n",
 	})
 	for name, want := range map[string]User{
-		"ann":     {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/home/ann", "/bin/bash"},
-		"1000":    {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/home/ann", "/bin/bash"},
-		"1000:5":  {"ann", 1000, 5, []uint32{5}, "/home/ann", "/bin/bash"},
+		"ann":     {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
+		"1000":    {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
+		"1000:5":  {"ann", 1000, 5, []uint32{5}, "/srv/ann", "/bin/bash"},
 		"4242":    {"4242", 4242, 4242, []uint32{4242}, "/", ""},
 		"4242:43": {"4242", 4242, 43, []uint32{43}, "/", ""},
 		"root":    {"root", 0, 0, []uint32{0, 10}, "/root", "/bin/sh"},
@@ -62,10 +62,10 @@ func TestAnImageWithoutAccountsHasRoot(t *testing.T) {
 }
 
 func TestResolve(t *testing.T) {
-	u := &User{Name: "ann", Home: "/home/ann"}
+	u := &User{Name: "ann", Home: "/srv/ann"}
 	for _, c := range []struct{ path, workdir, want string }{
-		{"", "", "/home/ann"}, {"", "/w", "/w"}, {"", "rel", "/home/ann/rel"}, {"~", "/w", "/home/ann"},
-		{"~/x", "", "/home/ann/x"}, {"a/../b", "/w", "/home/ann/b"}, {"/a/../b", "", "/a/../b"}, {"./", "", "/home/ann"},
+		{"", "", "/srv/ann"}, {"", "/w", "/w"}, {"", "rel", "/srv/ann/rel"}, {"~", "/w", "/srv/ann"},
+		{"~/x", "", "/srv/ann/x"}, {"a/../b", "/w", "/srv/ann/b"}, {"/a/../b", "", "/a/../b"}, {"./", "", "/srv/ann"},
 	} {
 		if got, err := Resolve(c.path, u, c.workdir); err != nil || got != c.want {
 			t.Errorf("%q: %q, %v; want %q", c.path, got, err, c.want)
