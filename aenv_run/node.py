@@ -70,7 +70,7 @@ async def serve(home: Home, *, repository_url: str | None, driver_name: str, idl
     """Serve until idle or told to stop. The caller holds the node lock."""
     listener = listen(home.node_socket)
     stop = asyncio.Event()
-    service = Service(str(home.root), stop.set)
+    service = Service(home, stop.set, repository=repository_url or "", driver=driver_name)
     config = uvicorn.Config(
         make_app(service),
         log_config=None,

@@ -14,7 +14,7 @@ from fastapi.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_run.drivers.select import Selected
-from aenv_run.errors import AenvError, Interrupted, InvalidInput, NodeUnavailable
+from aenv_run.errors import AenvError, Interrupted, InvalidInput
 from aenv_run.node_core import Node
 from aenv_run.node_wire import (
     CreateRequest,
@@ -30,7 +30,9 @@ from aenv_run.node_wire import (
     SnapshotReply,
     SnapshotRequest,
     TimeoutRequest,
+    known,
 )
+from aenv_run.paths import Home
 
 T = TypeVar("T")
 VERSION = "0.1.0"
@@ -39,8 +41,12 @@ VERSION = "0.1.0"
 class Service:
     """The node behind the API, once it is there: it is selecting its driver while the socket serves already."""
 
-    def __init__(self, home: str, shutdown: Callable[[], None]) -> None:
+    def __init__(
+        self, home: Home, shutdown: Callable[[], None], *, repository: str = "", driver: str = "auto"
+    ) -> None:
         self.home = home
+        self.repository = repository or str(home.repository)
+        self.driver = driver
         self.shutdown = shutdown
         self.in_flight = 0
         self._ready: asyncio.Future[tuple[Node, Selected]] = asyncio.get_running_loop().create_future()
@@ -116,6 +122,7 @@ def make_app(service: Service) -> FastAPI:
     app = FastAPI(title="aenv node", version=VERSION, docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(CountRequests, service=service)
     app.add_exception_handler(AenvError, _on_error)
+    app.add_exception_handler(Exception, _on_error)  # logged, and told in the same form
     app.add_exception_handler(RequestValidationError, _on_invalid)
     _add_node_routes(app, service)
     _add_sandbox_routes(app, service)
@@ -131,7 +138,9 @@ def _add_node_routes(app: FastAPI, service: Service) -> None:
         return Health(
             version=VERSION,
             pid=os.getpid(),
-            home=service.home,
+            home=str(service.home.root),
+            repository=service.repository,
+            driver=service.driver,
             ready=node is not None,
             live=counts.live if counts else 0,
             paused=counts.paused if counts else 0,
@@ -203,8 +212,8 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
 
 
 async def _on_error(request: Request, error: Exception) -> Response:
-    known = error if isinstance(error, AenvError) else NodeUnavailable(str(error))
-    return JSONResponse(ErrorBody.of(known).model_dump(), status_code=known.http_status)
+    ours = known(error, where="the node's log")
+    return JSONResponse(ErrorBody.of(ours).model_dump(), status_code=ours.http_status)
 
 
 async def _on_invalid(request: Request, error: Exception) -> Response:

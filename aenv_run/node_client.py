@@ -14,7 +14,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from aenv_run.errors import AenvError, NodeUnavailable, ProtocolError
+from aenv_run.errors import AenvError, Conflict, NodeUnavailable, ProtocolError
 from aenv_run.node_socket import FileLock, short_path
 from aenv_run.node_wire import (
     CreateRequest,
@@ -79,7 +79,8 @@ class NodeClient:
 
     async def ensure_started(self) -> None:
         """Return when a node serves; of many callers one starts it."""
-        if await self.health() is not None:
+        if (health := await self.health()) is not None:
+            _require_same_settings(health)
             return
         lock = FileLock(self.home.locks / "node-start.lock")
         deadline_s = time.monotonic() + START_TIMEOUT_S
@@ -207,6 +208,17 @@ def _options() -> list[str]:
     """What the node is told about this command's environment."""
     names = {"AENV_REPOSITORY": "--repository", "AENV_DRIVER": "--driver", "AENV_NODE_IDLE_S": "--idle"}
     return [part for name, option in names.items() if os.environ.get(name) for part in (option, os.environ[name])]
+
+
+def _require_same_settings(health: Health) -> None:
+    """A node that runs with other settings than this command asks for would ignore them in silence."""
+    for name, used in (("AENV_REPOSITORY", health.repository), ("AENV_DRIVER", health.driver)):
+        asked = os.environ.get(name)
+        if asked and asked != used:
+            raise Conflict(
+                f"{name} is {asked}, but the node of {health.home} runs with {used}",
+                fix="`aenv node stop` and try again (sandboxes run on), or use another AENV_HOME",
+            )
 
 
 def _environment() -> dict[str, str]:

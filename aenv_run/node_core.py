@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from aenv_run.catalog import Resolved
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead
 from aenv_run.lifecycle import LIVE, State
-from aenv_run.node_wire import CreateRequest, ErrorBody, ForkEntry, ForkRequest, SandboxInfo, SnapshotReply
+from aenv_run.node_wire import CreateRequest, ErrorBody, ForkEntry, ForkRequest, SandboxInfo, SnapshotReply, known
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox, Tools, link_snapshot
@@ -158,7 +158,9 @@ class Node:
         """Kill or pause what is past its time; seconds until the next one is."""
         now_s = time.time()
         due = [sandbox for sandbox in self._sandboxes.values() if sandbox.record.expired(now_s)]
-        await asyncio.gather(*(self._expire(sandbox) for sandbox in due))
+        for result in await asyncio.gather(*(self._expire(sandbox) for sandbox in due), return_exceptions=True):
+            if isinstance(result, Exception):  # one that cannot be ended must not keep the others alive
+                log.error("cannot end a sandbox whose time is over: %s", result)
         ends = [s.record.expires_at_s for s in self._sandboxes.values() if s.record.expires_at_s is not None]
         return max(0.05, min(ends) - time.time()) if ends else None
 
@@ -215,8 +217,8 @@ class Node:
     async def _launch_child(self, child: HostedSandbox) -> ForkEntry:
         try:
             await self._launch(child)
-        except AenvError as error:
-            return ForkEntry(error=ErrorBody.of(error))
+        except (AenvError, OSError) as error:
+            return ForkEntry(error=ErrorBody.of(known(error)))
         return ForkEntry(sandbox=self.info(child))
 
     async def _reconcile_one(self, directory: SandboxDirectory) -> None:
@@ -229,7 +231,7 @@ class Node:
             # No record was ever written, so no machine was ever started and nobody was given the id.
             log.info("removing the half-made sandbox directory %s", directory.root)
             await asyncio.to_thread(directory.remove)
-        except AenvError as error:
+        except (AenvError, OSError) as error:
             log.error("leaving %s as it is: %s", directory.root / RECORD_NAME, error)
 
     async def _expire(self, sandbox: HostedSandbox) -> None:
@@ -240,7 +242,7 @@ class Node:
                 return
             except (SandboxDead, NotFound):
                 pass
-            except AenvError as error:
+            except (AenvError, OSError) as error:
                 log.error("cannot pause %s, trying again in %d s: %s", sandbox.id, RETRY_PAUSE_S, error)
                 with suppress(AenvError):
                     await sandbox.set_expiry(time.time() + RETRY_PAUSE_S)

@@ -5,11 +5,12 @@ The public HTTP API is another one; this is the control plane between the comman
 
 from __future__ import annotations
 
+import errno
 from typing import Literal
 
 from pydantic import Field
 
-from aenv_run.errors import AenvError, from_wire
+from aenv_run.errors import AenvError, NoSpace, from_wire
 from aenv_run.lifecycle import State
 from aenv_run.sandbox_record import Address, Record
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
@@ -34,6 +35,15 @@ class ErrorBody(Model):
     def error(self) -> AenvError:
         """The typed error again."""
         return from_wire(self.code, self.message, self.fix)
+
+
+def known(error: Exception, where: str = "") -> AenvError:
+    """``error`` as one of ours: a full disk is ``NoSpace``, the rest keeps its text."""
+    if isinstance(error, AenvError):
+        return error
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return NoSpace(f"no space left: {error}", fix="free some; snapshots and other sandboxes are intact")
+    return AenvError(f"{type(error).__name__}: {error}", fix=f"see {where}" if where else "")
 
 
 class CreateRequest(Model):
@@ -161,6 +171,8 @@ class Health(Model):
     version: str
     pid: int
     home: str
+    repository: str
+    driver: str
     ready: bool
     live: int
     paused: int

@@ -84,7 +84,7 @@ def _make_links(directory: Path, links: list[tuple[Path, str]]) -> list[str]:
 
 
 def _stays_inside(directory: Path, target: Path, to: str, all_links: set[Path]) -> bool:
-    """Follow ``to`` by its parts. It may end at another link, never pass through one: there ``..`` is elsewhere."""
+    """Follow ``to`` by its parts. It may end at another link, not pass through one: ``..`` is elsewhere there."""
     if to.startswith("/"):
         return False
     here = target.parent

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,15 @@ import uvicorn
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.select import Selected
-from aenv_run.errors import DriverUnavailable, InvalidInput, NodeUnavailable, NotFound
+from aenv_run.errors import (
+    AenvError,
+    Conflict,
+    DriverUnavailable,
+    InvalidInput,
+    NodeUnavailable,
+    NoSpace,
+    NotFound,
+)
 from aenv_run.lifecycle import State
 from aenv_run.node import keep_time
 from aenv_run.node_api import Service, make_app
@@ -33,7 +42,7 @@ from tests.unit.pretend_engine import PretendEngine, seed_files
 async def serving(home: Home) -> AsyncIterator[tuple[Service, NodeClient]]:
     """The application on the home's socket."""
     home.root.mkdir(parents=True, exist_ok=True)
-    service = Service(str(home.root), lambda: None)
+    service = Service(home, lambda: None)
     server = uvicorn.Server(uvicorn.Config(make_app(service), log_config=None, lifespan="off"))
     task = asyncio.create_task(server._serve([listen(home.node_socket)]))  # without taking the signals
     try:
@@ -79,11 +88,15 @@ async def test_every_call_over_the_socket(tmp_path: Path) -> None:
     assert not engine.machines and home.node_socket.stat().st_mode & 0o777 == 0o600
 
 
-async def test_errors_keep_their_type(tmp_path: Path) -> None:
+async def test_errors_keep_their_type(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path / "home")
     async with serving(home) as (service, client):
         with pytest.raises(InvalidInput, match="timeout_s"):
             await client._request("POST", "/sandboxes", CreateRequest.model_construct(snapshot="x", timeout_s=-1))
+        with monkeypatch.context() as patch:
+            patch.setenv("AENV_REPOSITORY", "/elsewhere")
+            with pytest.raises(Conflict, match="/elsewhere"):
+                await client.list()
         service.fail(DriverUnavailable("nothing works here", fix="run `aenv doctor`"))
         with pytest.raises(DriverUnavailable, match="nothing works") as caught:
             await client.list()
@@ -147,3 +160,18 @@ def test_a_socket_path_is_short_wherever_it_is(tmp_path: Path) -> None:
     (deep / "x").write_text("here")
     with short_path(deep / "x") as short:
         assert len(short) < 40 and Path(short).read_text() == "here"
+
+
+async def test_a_full_disk_is_told_as_such(tmp_path: Path) -> None:
+    home, engine = Home(tmp_path / "home"), PretendEngine()
+    async with serving(home) as (service, client):
+        service.begin(make_node(home, engine, tmp_path / "seed"), Selected(engine, await engine.probe(), ""))
+        made = await client.create(CreateRequest(snapshot="tiny"))
+        engine.fail_capture = OSError(errno.ENOSPC, "No space left on device")
+        with pytest.raises(NoSpace):
+            await client.pause(made.sandbox_id)
+        engine.fail_capture = RuntimeError("a bug")
+        with pytest.raises(AenvError, match="a bug"):
+            await client.pause(made.sandbox_id)
+        assert (await client.get(made.sandbox_id)).state is State.RUNNING
+        await client.kill(made.sandbox_id)
