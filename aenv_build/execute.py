@@ -132,7 +132,7 @@ class _Run:
         self._shop = workshop
         self._ledger = Ledger(workshop.repository, fresh=workshop.fresh)
         self._notes = Notes(workshop.home.cache / "explain", plan.source.recipe.name)
-        self._cache = BlobCache(workshop.home.cache / "blobs", workshop.repository)
+        self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._slots = Slots(asyncio.Semaphore(max(1, workshop.parallel)), directory)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
