@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 from aenv_build.recipe import Debootstrap
@@ -15,12 +16,21 @@ TIMEOUT_S = 3600.0
 EPOCH_S = 1_735_689_600
 #: mmdebstrap leaves the host's own names in them; the guest gets its own at every start.
 HOST_FILES = ("etc/hostname", "etc/resolv.conf")
+#: Root mode mounts /proc, /sys and /dev below its directory. In namespaces of its own, mounts and processes go
+#: with it however it ends: nothing stays mounted, and removing the directory cannot reach the host's files.
+_DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
+_NAMESPACES = ("--pid", "--fork", "--kill-child=KILL", "--mount", "--mount-proc", "--propagation", "private")
+ALONE = (*_DIE_WITH_US, "unshare", *_NAMESPACES, "--")
 
 
 async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path) -> None:
     """Write the tar of a fresh installation to ``target`` (a name that ends with .tar)."""
-    mode = "root" if os.geteuid() == 0 else "unshare"
+    if shutil.which("mmdebstrap") is None:
+        raise MissingDependency("mmdebstrap is not installed", fix="apt-get install mmdebstrap")
+    root = os.geteuid() == 0
+    mode = "root" if root else "unshare"
     argv = [
+        *(ALONE if root else ()),
         "mmdebstrap",
         "--quiet",
         f"--mode={mode}",
@@ -38,10 +48,7 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
         "LC_ALL": "C.UTF-8",
         "TMPDIR": str(target.parent),
     }
-    try:
-        done = await process.run(argv, timeout_s=TIMEOUT_S, env=environment)
-    except MissingDependency:
-        raise MissingDependency("mmdebstrap is not installed", fix="apt-get install mmdebstrap") from None
+    done = await process.run(argv, timeout_s=TIMEOUT_S, env=environment)
     if done.exit_code != 0:
         target.unlink(missing_ok=True)
         lines = done.stderr.decode(errors="replace").strip().splitlines()[-20:]
