@@ -17,7 +17,8 @@ from aenv_run.lifecycle import LIVE, State
 from aenv_run.node_wire import CreateRequest, ErrorBody, ForkEntry, ForkRequest, SandboxInfo, SnapshotReply, known
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
-from aenv_run.sandbox import HostedSandbox, Tools, link_snapshot
+from aenv_run.sandbox import HostedSandbox, Tools
+from aenv_run.sandbox_files import in_thread, link_snapshot
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import SandboxId
@@ -58,7 +59,7 @@ class Node:
         directory = SandboxDirectory(self._home.sandboxes / SandboxId.new())
         record = self._record(request, resolved, snapshot, SandboxId(directory.root.name))
         try:
-            record = await asyncio.to_thread(self._prepare, directory, record, snapshot, not request.cold)
+            record = await in_thread(self._prepare, directory, record, snapshot, not request.cold)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(directory.remove))
             raise

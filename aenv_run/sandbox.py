@@ -8,12 +8,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import time
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from dataclasses import dataclass
 
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
@@ -22,17 +20,10 @@ from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, Machi
 from aenv_run.errors import AenvError, BootFailed, NotFound, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
-from aenv_run.repository import Draft, Repository
-from aenv_run.sandbox_record import (
-    Address,
-    Layer,
-    MemoryFiles,
-    Record,
-    SandboxDirectory,
-    adopt,
-    link_all,
-)
-from aenv_run.snapshot import Provenance, Snapshot
+from aenv_run.repository import Repository
+from aenv_run.sandbox_files import adopt, child_record, commit, in_thread
+from aenv_run.sandbox_record import Address, Record, SandboxDirectory
+from aenv_run.snapshot import Snapshot
 from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)
@@ -63,7 +54,8 @@ class HostedSandbox:
         self.directory = directory
         self.record = record
         self._tools = tools
-        self._lock = asyncio.Lock()
+        self._lock = asyncio.Lock()  # one operation at a time
+        self._record_lock = asyncio.Lock()  # one change of the record at a time
         self._doing: State | None = None
         self._machine: Machine | None = None
         self._guest: Guest | None = None
@@ -100,9 +92,9 @@ class HostedSandbox:
             machine, guest = self._live()
             capture = await self._capture(machine, guest, keep_running=False)
             try:
-                record = await asyncio.to_thread(adopt, self.directory, self.record, capture, below=self.directory)
-                paused = record.model_copy(update={"state": State.PAUSED, "address": None, "expires_at_s": None})
-                await self._save(paused)
+                record = await in_thread(adopt, self.directory, self.record, capture, self.directory)
+                files = {"disk": record.disk, "memory": record.memory, "serial": record.serial}
+                await self._update(files, state=State.PAUSED, address=None, expires_at_s=None)
             except BaseException:
                 await asyncio.shield(self._run_on(machine, guest))
                 raise
@@ -143,23 +135,25 @@ class HostedSandbox:
             machine, guest = self._live()
             capture = await self._capture(machine, guest, keep_running=True, memory=memory)
             try:
-                snapshot = await asyncio.to_thread(self._commit, capture, labels)
+                snapshot = await in_thread(
+                    commit, self._tools.repository, self.record, self.directory, capture, labels
+                )
             finally:
                 await asyncio.to_thread(capture.discard)
             known = tuple(
                 layer.model_copy(update={"blob": blob})
                 for layer, blob in zip(self.record.disk, snapshot.disk, strict=False)
             )
-            await self._save(self.record.model_copy(update={"disk": known, "base_id": snapshot.id}))
+            await self._update(disk=known, base_id=snapshot.id)
             return snapshot, capture.stopped_ms
 
     async def set_expiry(self, expires_at_s: float | None) -> None:
         """Move the end of its time; paused sandboxes have none."""
-        if self.record.state is not State.RUNNING:
-            raise refusal(
-                "set the timeout of", self.record.state, subject=self._subject(), reason=self.record.reason
-            )
-        await self._save(self.record.model_copy(update={"expires_at_s": expires_at_s}))
+        async with self._record_lock:
+            if self.record.state is not State.RUNNING:
+                what, subject = "set the timeout of", self._subject()
+                raise refusal(what, self.record.state, subject=subject, reason=self.record.reason)
+            await self._write({"expires_at_s": expires_at_s})
 
     async def discard(self) -> None:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
@@ -193,7 +187,7 @@ class HostedSandbox:
             await self._take_over(machine)
         elif after is not self.record.state:
             reason = "its engine ended while no node was watching"
-            await self._save(self.record.model_copy(update={"state": after, "reason": reason, "address": None}))
+            await self._update(state=after, reason=reason, address=None)
         await asyncio.to_thread(self.directory.tidy, self.record)
         return True
 
@@ -234,8 +228,14 @@ class HostedSandbox:
             finally:
                 self._doing = None
 
-    async def _save(self, record: Record) -> None:
-        await asyncio.to_thread(self.directory.write, record)
+    async def _update(self, changes: Mapping[str, object] | None = None, **more: object) -> None:
+        """Change fields of the record, on disk first. The timeout may be set while an operation runs."""
+        async with self._record_lock:
+            await self._write({**(changes or {}), **more})
+
+    async def _write(self, changes: Mapping[str, object]) -> None:
+        record = self.record.model_copy(update=dict(changes))
+        await in_thread(self.directory.write, record)
         self.record = record
 
     async def _bring_up(self, *, cold: bool) -> Machine:
@@ -287,7 +287,7 @@ class HostedSandbox:
         update: dict[str, object] = {"state": State.RUNNING, "address": address, "origin": origin, "reason": ""}
         if expires_at_s is not None:
             update["expires_at_s"] = expires_at_s
-        await self._save(self.record.model_copy(update=update))
+        await self._update(update)
         self._watch(machine)
 
     async def _capture(
@@ -321,51 +321,19 @@ class HostedSandbox:
 
     async def _child(self, child: SandboxId, capture: Capture, expires_at_s: float | None) -> HostedSandbox:
         directory = SandboxDirectory(self.directory.root.parent / child)
-        record = self.record.model_copy(
-            update={
-                "id": child,
-                "parent": self.id,
-                "state": State.STARTING,
-                "created_at_s": time.time(),
-                "expires_at_s": expires_at_s,
-                "access_token": secrets.token_urlsafe(32),
-                "machine_id": uuid.uuid4().hex,
-                "address": None,
-                "serial": 0,
-            }
-        )
+        record = child_record(self.record, child, expires_at_s)
 
         def prepare() -> Record:
             directory.create()
-            adopted = adopt(directory, record, capture, below=self.directory)
+            adopted = adopt(directory, record, capture, self.directory)
             directory.write(adopted)
             return adopted
 
         try:
-            return HostedSandbox(directory, await asyncio.to_thread(prepare), self._tools)
+            return HostedSandbox(directory, await in_thread(prepare), self._tools)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(directory.remove))
             raise
-
-    def _commit(self, capture: Capture, labels: dict[str, str]) -> Snapshot:
-        """Blocking. Layers that are in no repository yet go in below the capture's own, in order."""
-        record = self.record
-        below = tuple(layer.blob for layer in record.disk if layer.blob is not None)
-        local = [layer for layer in record.disk if layer.blob is None]
-        folder = capture.directory / "below"
-        folder.mkdir(exist_ok=True)
-        names, _ = link_all((self.directory.root / layer.file for layer in local), capture.directory, "below", 0)
-        whole = replace(capture, disk=(*(capture.directory / name for name in names), *capture.disk))
-        draft = Draft(
-            parent=record.base_id,
-            architecture=record.architecture,
-            machine=record.machine,
-            context=record.context,
-            labels=labels,
-            provenance=Provenance(builder="aenv", created_at=_now()),
-            disk_below=below,
-        )
-        return self._tools.repository.commit(whole, draft)
 
     # -- the machine's end ---------------------------------------------------------------------------------
 
@@ -381,8 +349,7 @@ class HostedSandbox:
             reason = ended.reason + (f" (console: {last[0][:200]})" if last else "")
             log.warning("sandbox %s is dead: %s", self.id, reason)
             await self._release()
-            dead = {"state": State.DEAD, "reason": reason, "address": None}
-            await self._save(self.record.model_copy(update=dead))
+            await self._update(state=State.DEAD, reason=reason, address=None)
 
     async def _unwatch(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -411,27 +378,3 @@ class HostedSandbox:
         except (AenvError, TimeoutError) as error:
             log.warning("sandbox %s does not answer after it was attached: %s", self.id, error)
         self._watch(machine)
-
-
-def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def link_snapshot(
-    cache: BlobCache, snapshot: Snapshot, directory: SandboxDirectory, *, memory: bool
-) -> tuple[tuple[Layer, ...], MemoryFiles | None, int]:
-    """Blocking: a snapshot's files as a sandbox's own (hard links), and the next free serial."""
-    serial = 0
-    layers: list[Layer] = []
-    for blob in snapshot.disk:
-        layers.append(Layer(file=f"disk/{serial:04d}.qcow2", blob=blob))
-        cache.link(blob, directory.root / layers[-1].file)
-        serial += 1
-    if snapshot.memory is None or not memory:
-        return tuple(layers), None, serial
-    files: dict[str, str] = {}
-    for role, blob in snapshot.memory.files.items():
-        files[role] = f"memory/{serial:04d}"
-        cache.link(blob, directory.root / files[role])
-        serial += 1
-    return tuple(layers), MemoryFiles(files=files, facts=snapshot.memory.facts), serial

@@ -9,14 +9,12 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import DriverName, Endpoint
 from aenv_run.errors import CorruptData, NotFound
 from aenv_run.lifecycle import State
@@ -178,41 +176,3 @@ class SandboxDirectory:
             else:
                 path.unlink(missing_ok=True)
         shutil.rmtree(self.root, ignore_errors=True)
-
-
-def link_all(sources: Iterable[Path], directory: Path, folder: str, serial: int) -> tuple[tuple[str, ...], int]:
-    """Hard-link ``sources`` into ``directory/folder`` under fresh names; the names and the next serial."""
-    names: list[str] = []
-    for source in sources:
-        name = f"{folder}/{serial:04d}{source.suffix}"
-        os.link(source, directory / name)
-        names.append(name)
-        serial += 1
-    return tuple(names), serial
-
-
-def adopt(directory: SandboxDirectory, record: Record, capture: Capture, *, below: SandboxDirectory) -> Record:
-    """``record`` standing on a capture: the chain of ``below`` (its own, or its parent's), the capture's layers,
-    and the capture's memory, all hard-linked into ``directory``."""
-    own = below.root == directory.root
-    serial = record.serial
-    chain: list[Layer] = []
-    for layer in record.disk:
-        if own:
-            chain.append(layer)
-            continue
-        (name,), serial = link_all([below.root / layer.file], directory.root, "disk", serial)
-        chain.append(Layer(file=name, blob=layer.blob))
-    names, serial = link_all(capture.disk, directory.root, "disk", serial)
-    chain += [Layer(file=name) for name in names]
-    memory, serial = _link_memory(capture.memory, directory, serial)
-    kept = MemoryFiles(files=memory, facts=capture.facts) if capture.facts and memory else None
-    return record.model_copy(update={"disk": tuple(chain), "memory": kept, "serial": serial})
-
-
-def _link_memory(
-    memory: Mapping[str, Path], directory: SandboxDirectory, serial: int
-) -> tuple[dict[str, str], int]:
-    roles = list(memory)
-    names, serial = link_all((memory[role] for role in roles), directory.root, "memory", serial)
-    return dict(zip(roles, names, strict=True)), serial

@@ -355,3 +355,34 @@ async def test_find_takes_unique_prefixes_only(site: Site) -> None:
         with pytest.raises((NotFound, Conflict)):
             node.find(wrong)
     await node.kill(sandbox)
+
+
+async def test_a_timeout_set_during_a_pause_does_not_undo_it(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    site.engine.capture_gate = asyncio.Event()
+    pausing = asyncio.create_task(node.pause(sandbox))
+    await asyncio.sleep(0.05)
+    await node.set_timeout(sandbox, 60)  # at once: it does not wait for the pause
+    site.engine.capture_gate.set()
+    await pausing
+    assert sandbox.directory.read().state is State.PAUSED and sandbox.record.expires_at_s is None
+    with pytest.raises(Conflict, match="paused"):
+        await node.set_timeout(sandbox, 60)
+    await node.kill(sandbox)
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.002, 0.005, 0.01, 0.02])
+async def test_a_fork_cancelled_at_any_time_leaves_the_parent_alone(site: Site, delay_s: float) -> None:
+    node = site.node()
+    parent = await launch(node)
+    forking = asyncio.create_task(node.fork(parent, ForkRequest(count=8)))
+    await asyncio.sleep(delay_s)
+    forking.cancel()
+    await asyncio.gather(forking, return_exceptions=True)
+    if forking.cancelled():
+        assert site.directories() == [parent.id] and len(site.engine.machines) == 1
+    assert parent.state is State.RUNNING and site.machine(parent).token == parent.record.access_token
+    assert not parent.directory.capturing.exists()
+    await node.kill_live()
+    assert site.clean()
