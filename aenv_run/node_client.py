@@ -39,7 +39,7 @@ M = TypeVar("M", bound=BaseModel)
 START_TIMEOUT_S = 60.0
 #: Pausing or committing gigabytes takes as long as the disk needs.
 CALL_TIMEOUT_S = 3600.0
-HEALTH_TIMEOUT_S = 5.0
+HEALTH_TIMEOUT_S = 15.0
 
 
 class NodeClient:
@@ -52,11 +52,16 @@ class NodeClient:
 
     async def health(self) -> Health | None:
         """How the node is; None when there is none. Never starts one."""
-        try:
-            reply = await self._send("GET", "/health", None, timeout_s=HEALTH_TIMEOUT_S)
-        except _Absent:
-            return None
-        return _parse(Health, reply)
+        for last in (False, False, True):
+            try:
+                return _parse(Health, await self._send("GET", "/health", None, timeout_s=HEALTH_TIMEOUT_S))
+            except _Absent:
+                return None
+            except _WentAway:  # killed just now: its socket may take one more connection
+                if last:
+                    raise
+                await asyncio.sleep(0.05)
+        return None
 
     async def driver(self) -> DriverReply:
         """Which driver the node uses, and why."""
@@ -140,13 +145,19 @@ class NodeClient:
         return _parse(reply, await self._request(method, path, body))
 
     async def _request(self, method: str, path: str, body: BaseModel | None) -> bytes:
-        """Send it; a node that is not there is started and asked again (nothing had been sent)."""
+        """Send it; a node that is not there is started and asked again (nothing had been sent).
+
+        What only reads is asked again also when the node went away while it answered.
+        """
         for _ in range(3):
             await self.ensure_started()
             try:
                 return await self._send(method, path, body, timeout_s=CALL_TIMEOUT_S)
             except _Absent:
                 continue
+            except _WentAway:
+                if method != "GET":
+                    raise
         raise NodeUnavailable("the node ends as soon as it is started", fix=f"see {self.home.node_log}")
 
     async def _send(self, method: str, path: str, body: BaseModel | None, *, timeout_s: float) -> bytes:
@@ -158,7 +169,7 @@ class NodeClient:
             except httpx.ConnectError as error:
                 raise _Absent(str(error)) from error
             except httpx.TransportError as error:
-                raise NodeUnavailable(
+                raise _WentAway(
                     f"the node went away while it answered ({error or type(error).__name__})",
                     fix=f"sandboxes run on; `aenv ls` starts a new node. Why it ended: {self.home.node_log}",
                 ) from error
@@ -202,6 +213,10 @@ class _Absent(AenvError):
     """There is no node: nobody listens."""
 
     code = "internal"
+
+
+class _WentAway(NodeUnavailable):
+    """It took the request and broke off: whether it did it is not known."""
 
 
 def _options() -> list[str]:

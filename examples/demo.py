@@ -78,7 +78,8 @@ def main() -> int:
     aenv("catalog", "show", name)
 
     title("Summary")
-    left = [info.sandbox_id for info in Sandbox.list() if info.sandbox_id == sandbox.sandbox_id or info.parent]
+    ours = sandbox.sandbox_id
+    left = [info.sandbox_id for info in Sandbox.list() if ours in (info.sandbox_id, info.parent)]
     say("every sandbox of this run is removed" if not left else f"still there: {', '.join(left)}")
     summary = Table(box=None, pad_edge=False)
     summary.add_column("step")
@@ -165,7 +166,7 @@ def title(text: str) -> None:
 
 def say(text: str) -> None:
     """A line."""
-    console.print(text, markup=False)
+    console.print(text, markup=False, soft_wrap=True)
 
 
 @contextmanager
@@ -199,7 +200,7 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except AenvError as error:
-        console.print(f"[red]error:[/red] {error.message}", markup=True)
+        say(f"error: {error.message}")
         if error.fix:
             say(f"  fix: {error.fix}")
         sys.exit(error.exit_code)
