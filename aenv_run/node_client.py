@@ -87,6 +87,7 @@ class NodeClient:
         if (health := await self.health()) is not None:
             _require_same_settings(health)
             return
+        self.home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(self.home.locks / "node-start.lock")
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not lock.acquire():
@@ -194,7 +195,6 @@ class NodeClient:
     async def _start(self, deadline_s: float) -> None:
         from aenv_run.process import spawn
 
-        self.home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         argv = [sys.executable, "-m", "aenv_run.node", "--home", str(self.home.root), *_options()]
         child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=_environment())
         while time.monotonic() < deadline_s:

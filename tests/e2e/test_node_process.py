@@ -87,3 +87,4 @@ def test_an_idle_node_ends_and_a_deep_home_is_no_problem(tmp_path: Path, monkeyp
 
     asyncio.run(scenario())
     assert deep.node_log.read_text().count("ready:") == 1
+    assert deep.root.stat().st_mode & 0o777 == 0o700
