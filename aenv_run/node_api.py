@@ -202,8 +202,7 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/sandboxes/{sandbox_id}/fork", status_code=201)
     async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> ForkReply:
         node = await service.node()
-        children = await while_connected(request, node.fork(node.find(sandbox_id), body))
-        return ForkReply(children=tuple(children))
+        return await while_connected(request, node.fork(node.find(sandbox_id), body))
 
     @app.post("/sandboxes/{sandbox_id}/snapshots", status_code=201)
     async def snapshot(sandbox_id: str, body: SnapshotRequest) -> SnapshotReply:

@@ -20,7 +20,6 @@ from aenv_run.node_wire import (
     CreateRequest,
     DriverReply,
     ErrorBody,
-    ForkEntry,
     ForkReply,
     ForkRequest,
     Health,
@@ -128,9 +127,9 @@ class NodeClient:
         """Resume it."""
         return await self._call("POST", _path(sandbox_id, "resume"), request, SandboxInfo)
 
-    async def fork(self, sandbox_id: str, request: ForkRequest) -> tuple[ForkEntry, ...]:
+    async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkReply:
         """Fork it; one entry per child."""
-        return (await self._call("POST", _path(sandbox_id, "fork"), request, ForkReply)).children
+        return await self._call("POST", _path(sandbox_id, "fork"), request, ForkReply)
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotReply:
         """Commit its state."""

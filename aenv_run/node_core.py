@@ -100,12 +100,13 @@ class Node:
         self.changed.set()
         return self.info(sandbox)
 
-    async def fork(self, sandbox: HostedSandbox, request: ForkRequest) -> list[ForkEntry]:
+    async def fork(self, sandbox: HostedSandbox, request: ForkRequest) -> ForkReply:
         """Children, each with its own result; a cancel removes those that were made."""
         ids = [SandboxId.new() for _ in range(request.count)]
-        children = await sandbox.split(ids, expires_at_s=time.time() + request.timeout_s)
+        children, stopped_ms = await sandbox.split(ids, expires_at_s=time.time() + request.timeout_s)
         try:
-            return list(await asyncio.gather(*(self._launch_child(child) for child in children)))
+            entries = await asyncio.gather(*(self._launch_child(child) for child in children))
+            return ForkReply(children=tuple(entries), stopped_ms=round(stopped_ms, 1))
         except asyncio.CancelledError:
             for child in children:
                 await asyncio.shield(self.kill(child))

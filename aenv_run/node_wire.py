@@ -136,9 +136,10 @@ class ForkEntry(Model):
 
 
 class ForkReply(Model):
-    """One entry per child asked for."""
+    """One entry per child asked for; the parent stood still for ``stopped_ms``."""
 
     children: tuple[ForkEntry, ...]
+    stopped_ms: float
 
 
 class SnapshotRequest(Model):

@@ -112,8 +112,10 @@ class HostedSandbox:
                 await asyncio.shield(self._release())
                 raise
 
-    async def split(self, ids: list[SandboxId], *, expires_at_s: float | None) -> list[HostedSandbox]:
-        """Fork: stop for an instant, run on, and leave a directory that is ready to launch for each id."""
+    async def split(
+        self, ids: list[SandboxId], *, expires_at_s: float | None
+    ) -> tuple[list[HostedSandbox], float]:
+        """Fork: a directory that is ready to launch for each id, and how long (ms) this one stood still."""
         async with self._operation(Operation.FORK):
             machine, guest = self._live()
             capture = await self._capture(machine, guest, keep_running=True)
@@ -121,7 +123,7 @@ class HostedSandbox:
             try:
                 for child in ids:
                     children.append(await self._child(child, capture, expires_at_s))
-                return children
+                return children, capture.stopped_ms
             except BaseException:
                 for made in children:
                     await asyncio.shield(made.discard())

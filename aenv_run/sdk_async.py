@@ -126,12 +126,12 @@ class AsyncSandbox:
 
     async def fork(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Sequence[Self | AenvError]:
         """``n`` copies of its present state; an entry is a sandbox, or why that child could not be had."""
-        entries = await self._node.fork(self.sandbox_id, ForkRequest(count=n, timeout_s=timeout))
+        reply = await self._node.fork(self.sandbox_id, ForkRequest(count=n, timeout_s=timeout))
         return [
             type(self)(entry.sandbox, self._node)
             if entry.sandbox
             else (entry.error.error() if entry.error else SandboxDead("the node gave no reason"))
-            for entry in entries
+            for entry in reply.children
         ]
 
     async def snapshot(

@@ -143,7 +143,7 @@ def fork(sandbox_id: str, count: int, ttl: str, as_json: bool) -> int:
     """Copy a running sandbox, memory and disk, COUNT times. Prints the ids of the copies."""
     request = ForkRequest(count=count, timeout_s=parse_duration(ttl))
     with spinner(f"forking into {count}"):
-        entries = run_async(NodeClient().fork(sandbox_id, request))
+        entries = run_async(NodeClient().fork(sandbox_id, request)).children
     if as_json:
         print_json(entries)
     else:

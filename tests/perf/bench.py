@@ -31,6 +31,7 @@ from aenv_run.drivers import guest_image, qemu_command, qemu_host
 from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu import zero_ram
 from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import ForkRequest
 from aenv_run.paths import Home
 from aenv_run.repository import Draft
 from aenv_run.sdk_async import AsyncSandbox
@@ -184,7 +185,9 @@ class Bench:
             await parent.commands.run("true")
             for _ in range(rounds):
                 start = time.perf_counter()
-                reply = await NodeClient(self.home).fork_reply(parent.sandbox_id, count)
+                reply = await NodeClient(self.home).fork(
+                    parent.sandbox_id, ForkRequest(count=count, timeout_s=600)
+                )
                 children = [
                     AsyncSandbox(entry.sandbox, NodeClient(self.home)) for entry in reply.children if entry.sandbox
                 ]

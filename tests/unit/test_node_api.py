@@ -76,7 +76,7 @@ async def test_every_call_over_the_socket(tmp_path: Path) -> None:
         assert (await client.pause(made.sandbox_id)).state is State.PAUSED
         assert (await client.resume(made.sandbox_id, ResumeRequest())).state is State.RUNNING
         assert (await client.set_timeout(made.sandbox_id, TimeoutRequest(timeout_s=9))).expires_at_s
-        (entry,) = await client.fork(made.sandbox_id, ForkRequest())
+        (entry,) = (await client.fork(made.sandbox_id, ForkRequest())).children
         assert entry.sandbox is not None and entry.sandbox.parent == made.sandbox_id
         reply = await client.snapshot(made.sandbox_id, SnapshotRequest(name=Name("kept")))
         assert (reply.name, reply.version) == ("kept", 1)

@@ -180,7 +180,7 @@ async def test_fork_copies_memory_and_makes_own_identities(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
     site.machine(parent).memory["x"] = "before"
-    entries = await node.fork(parent, ForkRequest(count=3))
+    entries = (await node.fork(parent, ForkRequest(count=3))).children
     children = [node.find(entry.sandbox.sandbox_id) for entry in entries if entry.sandbox]
     assert len(children) == 3 and parent.state is State.RUNNING
     everyone = [parent, *children]
@@ -192,7 +192,7 @@ async def test_fork_copies_memory_and_makes_own_identities(site: Site) -> None:
         assert child.record.parent == parent.id
     assert site.machine(parent).token == parent.record.access_token
     await node.kill(parent)  # its files go; the children's do not
-    grandchild = (await node.fork(children[0], ForkRequest(count=1)))[0].sandbox
+    grandchild = (await node.fork(children[0], ForkRequest(count=1))).children[0].sandbox
     assert grandchild is not None
     await node.pause(children[1])
     await node.resume(children[1], timeout_s=60, cold=False)
@@ -204,7 +204,7 @@ async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
     site.engine.fail_launches = {2}
-    entries = await node.fork(parent, ForkRequest(count=3))
+    entries = (await node.fork(parent, ForkRequest(count=3))).children
     failed = [entry.error for entry in entries if entry.error]
     assert [error.code for error in failed] == ["boot_failed"] and parent.state is State.RUNNING
     assert len(site.directories()) == 3
@@ -215,7 +215,7 @@ async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
 async def test_snapshots_of_a_resumed_fork_commit_every_layer_once_in_order(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
-    entry = (await node.fork(parent, ForkRequest(count=1)))[0]
+    entry = (await node.fork(parent, ForkRequest(count=1))).children[0]
     assert entry.sandbox is not None
     child = node.find(entry.sandbox.sandbox_id)
     await node.pause(child)
