@@ -14,7 +14,16 @@ from dataclasses import dataclass
 from aenv_run.catalog import Resolved
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead
 from aenv_run.lifecycle import LIVE, State
-from aenv_run.node_wire import CreateRequest, ErrorBody, ForkEntry, ForkRequest, SandboxInfo, SnapshotReply, known
+from aenv_run.node_wire import (
+    CreateRequest,
+    ErrorBody,
+    ForkEntry,
+    ForkReply,
+    ForkRequest,
+    SandboxInfo,
+    SnapshotReply,
+    known,
+)
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox, Tools
