@@ -19,8 +19,18 @@ HOST_FILES = ("etc/hostname", "etc/resolv.conf")
 #: Root mode mounts /proc, /sys and /dev below its directory. In namespaces of its own, mounts and processes go
 #: with it however it ends: nothing stays mounted, and removing the directory cannot reach the host's files.
 _DIE_WITH_US = ("setpriv", "--pdeathsig", "KILL", "--")
-_NAMESPACES = ("--pid", "--fork", "--kill-child=KILL", "--mount", "--mount-proc", "--propagation", "private")
-ALONE = (*_DIE_WITH_US, "unshare", *_NAMESPACES, "--")
+_NAMESPACES = ("--pid", "--fork", "--kill-child=KILL", "--mount", "--mount-proc")
+
+
+def alone(mountinfo: str) -> tuple[str, ...]:
+    """What runs a program in namespaces of its own, which end with it and with us.
+
+    ``mountinfo`` is /proc/self/mountinfo: in a chroot the root directory need not be a mount point, and then its
+    propagation cannot be changed.
+    """
+    root_is_mount = any(line.split(" ", 5)[4] == "/" for line in mountinfo.splitlines())
+    propagation = "private" if root_is_mount else "unchanged"
+    return (*_DIE_WITH_US, "unshare", *_NAMESPACES, "--propagation", propagation, "--")
 
 
 async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path) -> None:
@@ -30,7 +40,7 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
     root = os.geteuid() == 0
     mode = "root" if root else "unshare"
     argv = [
-        *(ALONE if root else ()),
+        *(alone(Path("/proc/self/mountinfo").read_text()) if root else ()),
         "mmdebstrap",
         "--quiet",
         f"--mode={mode}",

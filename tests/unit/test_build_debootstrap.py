@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from aenv_build.bases.debootstrap import bootstrap
+from aenv_build.bases.debootstrap import alone, bootstrap
 from aenv_build.recipe import Debootstrap
 from aenv_run.errors import BaseUnavailable, MissingDependency
 from aenv_run.types import Architecture
@@ -76,3 +77,24 @@ def _read(path: Path) -> bytes:
         return path.read_bytes()
     except OSError:
         return b""
+
+
+#: A root made of bind mounts: the directory itself is no mount point, as in a chroot or a build service's root.
+CHROOT = """
+mount -t tmpfs tmpfs "$1" && mkdir "$1/root" && cd "$1/root" && mkdir proc tmp && mount -t proc proc proc
+for name in bin lib lib32 lib64 libx32 sbin usr; do
+  if [ -L /$name ]; then cp -P /$name .; elif [ -d /$name ]; then mkdir $name; mount --bind /$name $name; fi
+done
+shift; exec chroot . "$@"
+"""
+
+
+def test_runs_where_the_root_is_no_mount_point(tmp_path: Path) -> None:
+    here = Path("/proc/self/mountinfo").read_text()
+    inside = [*alone(here), "sh", "-ec", CHROOT, "sh", str(tmp_path)]
+    show = [*inside, "cat", "/proc/self/mountinfo"]
+    mountinfo = subprocess.run(show, capture_output=True, text=True, check=True)
+    argv = alone(mountinfo.stdout)
+    assert "unchanged" in argv and "private" in alone("25 1 8:1 / / rw - ext4 /dev/vda rw")
+    done = subprocess.run([*inside, *argv, "echo", "ran"], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr, done.returncode) == ("ran\n", "", 0)
