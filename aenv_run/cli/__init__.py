@@ -24,6 +24,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
     "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, remove"),
+    "check": ("check", "check", "is the repository whole"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
     "node": ("node", "node", "the node process that keeps the sandboxes"),
     "completion": ("completion", "completion", "print the completion script of a shell"),

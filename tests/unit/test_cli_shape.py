@@ -43,7 +43,7 @@ def test_every_command_has_help_and_an_example() -> None:
 
 def test_every_listing_has_json() -> None:
     for path, command in commands(cli):
-        if path[-1] in ("ls", "show", "start", "fork", "doctor", "status", "create"):
+        if path[-1] in ("ls", "show", "start", "fork", "doctor", "check", "status", "create"):
             assert "--json" in [option for p in command.params for option in p.opts], path
 
 
@@ -118,3 +118,12 @@ def test_pairs_and_paths() -> None:
 
 def test_exit_codes_as_shells_give_them() -> None:
     assert [exit_code_of(3, None), exit_code_of(-1, "killed"), exit_code_of(-1, "terminated")] == [3, 137, 143]
+
+
+def test_check_tells_whole_from_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_HOME", str(tmp_path))
+    assert run(["check"]) == 0
+    strange = tmp_path / "repository" / "strange"
+    strange.parent.mkdir(parents=True, exist_ok=True)
+    strange.write_text("not ours")
+    assert run(["check", "--json"]) == 74
