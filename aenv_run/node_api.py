@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Callable, Coroutine
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from typing import TypeVar
 
 from fastapi import FastAPI, Request
@@ -20,8 +20,9 @@ from aenv_run.node_wire import (
     CreateRequest,
     DriverReply,
     ErrorBody,
-    ForkReply,
+    ForkEntry,
     ForkRequest,
+    ForkStart,
     Health,
     ResumeRequest,
     SandboxInfo,
@@ -94,10 +95,10 @@ class CountRequests:
             self._service.in_flight -= 1
 
 
-async def while_connected(request: Request, work: Coroutine[object, object, T]) -> T:
+async def while_connected(receive: Receive, work: Awaitable[T]) -> T:
     """Do ``work``, but cancel it when the caller hangs up: Ctrl-C in a command leaves nothing half-made."""
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(_hung_up(request))
+    gone = asyncio.ensure_future(_hung_up(receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
@@ -112,9 +113,38 @@ async def while_connected(request: Request, work: Coroutine[object, object, T]) 
         await asyncio.gather(task, gone, return_exceptions=True)
 
 
-async def _hung_up(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _hung_up(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass
+
+
+class ForkLines(Response):
+    """A fork's answer as it comes, one JSON object per line. A caller who hangs up before its end ends it."""
+
+    media_type = "application/x-ndjson"
+
+    def __init__(self, first: ForkStart | ForkEntry, rest: AsyncGenerator[ForkStart | ForkEntry, None]) -> None:
+        super().__init__(status_code=201)
+        del self.headers["content-length"]
+        self._first, self._rest = first, rest
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        async with aclosing(self._rest):
+            with suppress(Interrupted):  # nobody is left to be told
+                await while_connected(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await _send_line(send, self._first)
+        async for line in self._rest:
+            await _send_line(send, line)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _send_line(send: Send, line: ForkStart | ForkEntry) -> None:
+    body = line.model_dump_json().encode() + b"\n"
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 def make_app(service: Service) -> FastAPI:
@@ -164,7 +194,7 @@ def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
     @app.post("/sandboxes", status_code=201)
     async def create(body: CreateRequest, request: Request) -> SandboxInfo:
         node = await service.node()
-        return await while_connected(request, node.create(body))
+        return await while_connected(request.receive, node.create(body))
 
     @app.get("/sandboxes")
     async def list_all() -> SandboxList:
@@ -200,9 +230,10 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
         return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, cold=body.cold)
 
     @app.post("/sandboxes/{sandbox_id}/fork", status_code=201)
-    async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> ForkReply:
+    async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> Response:
         node = await service.node()
-        return await while_connected(request, node.fork(node.find(sandbox_id), body))
+        lines = node.fork(node.find(sandbox_id), body)
+        return ForkLines(await while_connected(request.receive, anext(lines)), lines)
 
     @app.post("/sandboxes/{sandbox_id}/snapshots", status_code=201)
     async def snapshot(sandbox_id: str, body: SnapshotRequest) -> SnapshotReply:

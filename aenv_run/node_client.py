@@ -6,8 +6,8 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,8 +20,10 @@ from aenv_run.node_wire import (
     CreateRequest,
     DriverReply,
     ErrorBody,
+    ForkEntry,
     ForkReply,
     ForkRequest,
+    ForkStart,
     Health,
     ResumeRequest,
     SandboxInfo,
@@ -39,6 +41,7 @@ START_TIMEOUT_S = 60.0
 #: Pausing or committing gigabytes takes as long as the disk needs.
 CALL_TIMEOUT_S = 3600.0
 HEALTH_TIMEOUT_S = 15.0
+JSON_BODY = {"Content-Type": "application/json"}
 
 
 class NodeClient:
@@ -128,8 +131,36 @@ class NodeClient:
         return await self._call("POST", _path(sandbox_id, "resume"), request, SandboxInfo)
 
     async def fork(self, sandbox_id: str, request: ForkRequest) -> ForkReply:
-        """Fork it; one entry per child."""
-        return await self._call("POST", _path(sandbox_id, "fork"), request, ForkReply)
+        """Fork it; one entry per child. If this call is cancelled, the node removes the children."""
+        stopped_ms, children = 0.0, []
+        async for line in self.fork_each(sandbox_id, request):
+            if isinstance(line, ForkStart):
+                stopped_ms = line.stopped_ms
+            else:
+                children.append(line)
+        return ForkReply(children=tuple(sorted(children, key=lambda c: c.index)), stopped_ms=stopped_ms)
+
+    async def fork_each(
+        self, sandbox_id: str, request: ForkRequest
+    ) -> AsyncGenerator[ForkStart | ForkEntry, None]:
+        """Fork it; how long it stood still, then each child as soon as it is ready.
+
+        Closed or cancelled before the last one, the node removes all children, also those already given.
+        """
+        last: ForkEntry | None = None
+        seen = 0
+        async with aclosing(self._lines(_path(sandbox_id, "fork"), request)) as lines:
+            async for line in lines:
+                if not seen:
+                    yield _parse(ForkStart, line)
+                elif seen < request.count:
+                    yield _parse(ForkEntry, line)
+                else:  # kept until the node is through: who stops at the last one keeps all
+                    last = _parse(ForkEntry, line)
+                seen += 1
+        if last is None or seen != request.count + 1:
+            raise ProtocolError(f"the node sent {seen - 1} of {request.count} children")
+        yield last
 
     async def snapshot(self, sandbox_id: str, request: SnapshotRequest) -> SnapshotReply:
         """Commit its state."""
@@ -158,24 +189,51 @@ class NodeClient:
             except _WentAway:
                 if method != "GET":
                     raise
-        raise NodeUnavailable("the node ends as soon as it is started", fix=f"see {self.home.node_log}")
+        raise self._ends_at_once()
 
     async def _send(self, method: str, path: str, body: BaseModel | None, *, timeout_s: float) -> bytes:
         content = body.model_dump_json() if body is not None else None
-        headers = {"Content-Type": "application/json"}
         async with self._connection(timeout_s) as http:
-            try:
-                response = await http.request(method, path, content=content, headers=headers)
-            except httpx.ConnectError as error:
-                raise _Absent(str(error)) from error
-            except httpx.TransportError as error:
-                raise _WentAway(
-                    f"the node went away while it answered ({error or type(error).__name__})",
-                    fix=f"sandboxes run on; `aenv ls` starts a new node. Why it ended: {self.home.node_log}",
-                ) from error
+            with self._faults():
+                response = await http.request(method, path, content=content, headers=JSON_BODY)
         if response.is_success:
             return response.content
         raise _error(response)
+
+    async def _lines(self, path: str, body: BaseModel) -> AsyncGenerator[bytes, None]:
+        """POST it and read the answer line by line; an error before the first line is as everywhere."""
+        for _ in range(3):
+            await self.ensure_started()
+            try:
+                async with self._connection(CALL_TIMEOUT_S) as http:
+                    with self._faults():
+                        async with http.stream(
+                            "POST", path, content=body.model_dump_json(), headers=JSON_BODY
+                        ) as response:
+                            if not response.is_success:
+                                await response.aread()
+                                raise _error(response)
+                            async for line in response.aiter_lines():
+                                yield line.encode()
+                            return
+            except _Absent:
+                continue
+        raise self._ends_at_once()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        try:
+            yield
+        except httpx.ConnectError as error:
+            raise _Absent(str(error)) from error
+        except httpx.TransportError as error:
+            raise _WentAway(
+                f"the node went away while it answered ({error or type(error).__name__})",
+                fix=f"sandboxes run on; `aenv ls` starts a new node. Why it ended: {self.home.node_log}",
+            ) from error
+
+    def _ends_at_once(self) -> NodeUnavailable:
+        return NodeUnavailable("the node ends as soon as it is started", fix=f"see {self.home.node_log}")
 
     @asynccontextmanager
     async def _connection(self, timeout_s: float) -> AsyncIterator[httpx.AsyncClient]:

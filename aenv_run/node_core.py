@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 import uuid
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -18,8 +19,8 @@ from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
     ForkEntry,
-    ForkReply,
     ForkRequest,
+    ForkStart,
     SandboxInfo,
     SnapshotReply,
     known,
@@ -109,16 +110,22 @@ class Node:
         self.changed.set()
         return self.info(sandbox)
 
-    async def fork(self, sandbox: HostedSandbox, request: ForkRequest) -> ForkReply:
-        """Children, each with its own result; a cancel removes those that were made."""
+    async def fork(
+        self, sandbox: HostedSandbox, request: ForkRequest
+    ) -> AsyncGenerator[ForkStart | ForkEntry, None]:
+        """How long it stood still, then each child as soon as it is ready, or why it could not be had.
+
+        A cancel, or ``aclose`` before the last one, removes all children, also those already given.
+        """
         ids = [SandboxId.new() for _ in range(request.count)]
         children, stopped_ms = await sandbox.split(ids, expires_at_s=time.time() + request.timeout_s)
+        launches = [asyncio.create_task(self._launch_child(*numbered)) for numbered in enumerate(children)]
         try:
-            entries = await asyncio.gather(*(self._launch_child(child) for child in children))
-            return ForkReply(children=tuple(entries), stopped_ms=round(stopped_ms, 1))
-        except asyncio.CancelledError:
-            for child in children:
-                await asyncio.shield(self.kill(child))
+            yield ForkStart(stopped_ms=round(stopped_ms, 1))
+            for ready in asyncio.as_completed(launches):
+                yield await ready
+        except BaseException:
+            await asyncio.shield(self._take_back(children, launches))
             raise
 
     async def snapshot(self, sandbox: HostedSandbox, request: SnapshotAsk) -> SnapshotReply:
@@ -225,12 +232,18 @@ class Node:
             raise
         self.changed.set()
 
-    async def _launch_child(self, child: HostedSandbox) -> ForkEntry:
+    async def _launch_child(self, index: int, child: HostedSandbox) -> ForkEntry:
         try:
             await self._launch(child)
         except (AenvError, OSError) as error:
-            return ForkEntry(error=ErrorBody.of(known(error)))
-        return ForkEntry(sandbox=self.info(child))
+            return ForkEntry(index=index, error=ErrorBody.of(known(error)))
+        return ForkEntry(index=index, sandbox=self.info(child))
+
+    async def _take_back(self, children: list[HostedSandbox], launches: list[asyncio.Task[ForkEntry]]) -> None:
+        for launch in launches:
+            launch.cancel()
+        await asyncio.gather(*launches, return_exceptions=True)
+        await asyncio.gather(*(self.kill(child) for child in children))
 
     async def _reconcile_one(self, directory: SandboxDirectory) -> None:
         try:

@@ -128,15 +128,22 @@ class ForkRequest(Model):
     timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
 
 
-class ForkEntry(Model):
-    """One child, or why it could not be had."""
+class ForkStart(Model):
+    """The first line of a fork's answer: the parent stood still for ``stopped_ms`` and runs again."""
 
+    stopped_ms: float
+
+
+class ForkEntry(Model):
+    """One child, or why it could not be had: one line of the answer each, in the order in which they are ready."""
+
+    index: int = Field(ge=0, lt=MAX_FORK)
     sandbox: SandboxInfo | None = None
     error: ErrorBody | None = None
 
 
 class ForkReply(Model):
-    """One entry per child asked for; the parent stood still for ``stopped_ms``."""
+    """The whole answer: one entry per child asked for, by index."""
 
     children: tuple[ForkEntry, ...]
     stopped_ms: float

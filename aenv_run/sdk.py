@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
@@ -49,6 +49,14 @@ class _Loop:
 async def _settle() -> None:
     """A cancelled call closes its connection when it next runs; the node then cancels its side."""
     await asyncio.sleep(0.1)
+
+
+async def _next(each: AsyncGenerator[T, None]) -> T | None:
+    return await anext(each, None)
+
+
+async def _close(each: AsyncGenerator[T, None]) -> None:
+    await each.aclose()
 
 
 _loop = _Loop()
@@ -304,6 +312,15 @@ class Sandbox:
         """``n`` copies; an entry is a sandbox, or why that child could not be had."""
         entries = _loop.run(self._async.fork(n, timeout=timeout))
         return [entry if isinstance(entry, AenvError) else type(self)(entry) for entry in entries]
+
+    def fork_each(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Iterator[Self | AenvError]:
+        """As ``fork``, but gives each copy as soon as it is ready; see ``AsyncSandbox.fork_each``."""
+        each = self._async.fork_each(n, timeout=timeout)
+        try:
+            while (entry := _loop.run(_next(each))) is not None:
+                yield entry if isinstance(entry, AenvError) else type(self)(entry)
+        finally:
+            _loop.run(_close(each))
 
     def snapshot(
         self,

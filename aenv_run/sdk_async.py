@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
@@ -12,6 +13,7 @@ from aenv_run.lifecycle import State, refusal
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import (
     CreateRequest,
+    ForkEntry,
     ForkRequest,
     ResumeRequest,
     SandboxInfo,
@@ -127,12 +129,25 @@ class AsyncSandbox:
     async def fork(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Sequence[Self | AenvError]:
         """``n`` copies of its present state; an entry is a sandbox, or why that child could not be had."""
         reply = await self._node.fork(self.sandbox_id, ForkRequest(count=n, timeout_s=timeout))
-        return [
-            type(self)(entry.sandbox, self._node)
-            if entry.sandbox
-            else (entry.error.error() if entry.error else SandboxDead("the node gave no reason"))
-            for entry in reply.children
-        ]
+        return [self._child(entry) for entry in reply.children]
+
+    async def fork_each(
+        self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S
+    ) -> AsyncGenerator[Self | AenvError, None]:
+        """As ``fork``, but gives each copy as soon as it is ready, so that work on the first can begin.
+
+        A loop that is left before the last one takes all copies back, also those it was given.
+        """
+        request = ForkRequest(count=n, timeout_s=timeout)
+        async with aclosing(self._node.fork_each(self.sandbox_id, request)) as lines:
+            async for line in lines:
+                if isinstance(line, ForkEntry):
+                    yield self._child(line)
+
+    def _child(self, entry: ForkEntry) -> Self | AenvError:
+        if entry.sandbox is not None:
+            return type(self)(entry.sandbox, self._node)
+        return entry.error.error() if entry.error else SandboxDead("the node gave no reason")
 
     async def snapshot(
         self,

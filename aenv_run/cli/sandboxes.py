@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import ExitStack
 
 import click
 
@@ -140,24 +141,35 @@ def resume(sandbox_id: str, ttl: str, cold: bool) -> None:
 @ttl_option
 @json_option
 def fork(sandbox_id: str, count: int, ttl: str, as_json: bool) -> int:
-    """Copy a running sandbox, memory and disk, COUNT times. Prints the ids of the copies."""
+    """Copy a running sandbox, memory and disk, COUNT times. Prints each copy's id as soon as it is ready."""
     request = ForkRequest(count=count, timeout_s=parse_duration(ttl))
-    with spinner(f"forking into {count}"):
-        entries = run_async(NodeClient().fork(sandbox_id, request)).children
+    entries = run_async(_fork_each(sandbox_id, request, show=not as_json))
     if as_json:
         print_json(entries)
-    else:
-        _print_fork(entries)
     failed = [entry.error for entry in entries if entry.error]
     return failed[0].error().exit_code if failed else 0
 
 
-def _print_fork(entries: tuple[ForkEntry, ...]) -> None:
-    for entry in entries:
-        if entry.sandbox is not None:
-            click.echo(entry.sandbox.sandbox_id)
-        elif entry.error is not None:
-            click.echo(f"error: a copy failed: {entry.error.message}", err=True)
+async def _fork_each(sandbox_id: str, request: ForkRequest, *, show: bool) -> list[ForkEntry]:
+    """The entries by index. With ``show`` each is printed when it comes; no spinner may run then."""
+    entries: list[ForkEntry] = []
+    with ExitStack() as waiting:
+        waiting.enter_context(spinner(f"forking into {request.count}"))
+        async for line in NodeClient().fork_each(sandbox_id, request):
+            if not isinstance(line, ForkEntry):
+                continue
+            entries.append(line)
+            if show:
+                waiting.close()
+                _print_child(line)
+    return sorted(entries, key=lambda entry: entry.index)
+
+
+def _print_child(entry: ForkEntry) -> None:
+    if entry.sandbox is not None:
+        click.echo(entry.sandbox.sandbox_id)
+    elif entry.error is not None:
+        click.echo(f"error: a copy failed: {entry.error.message}", err=True)
 
 
 @click.command(epilog="\b\nExample:\n  aenv timeout s4f 1h")

@@ -104,6 +104,16 @@ async def test_fork_isolates(home: Home) -> None:
         await asyncio.gather(*(child.kill() for child in children if isinstance(child, AsyncSandbox)))
 
 
+def test_fork_each_gives_children_that_answer(sandbox: Sandbox) -> None:
+    ids = []
+    for child in sandbox.fork_each(3):
+        assert isinstance(child, Sandbox)
+        ids.append(child.commands.run("hostname").stdout.strip())
+        assert ids[-1] == child.sandbox_id
+        child.kill()
+    assert len(set(ids)) == 3
+
+
 def test_snapshot_of_a_resumed_sandbox_starts_from_memory_and_from_disk(sandbox: Sandbox, home: Home) -> None:
     sandbox.files.write("/srv/one", "1")
     sandbox.pause()

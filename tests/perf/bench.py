@@ -1,8 +1,9 @@
 """``make bench``: what a user waits for, beside the bare engine in the same run. A table, and JSON in a file.
 
 Each figure of ours goes the whole way: SDK, node process, driver, guest daemon, identity, first command answered.
-The bare figure is the same step by hand (tests/perf/bare.py). Pause and fork have no bare twin that does the same
-(QEMU alone writes all RAM and must stop for it); there the bare figure is that whole save, and says so.
+The bare figure is the same step by hand (tests/perf/bare.py), with the same command, ``/bin/true``. Pause and
+fork have no bare twin that does the same (QEMU alone writes all RAM and must stop for it); notes below the table
+say what it is there.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -30,8 +35,9 @@ from aenv_run.config import open_repository
 from aenv_run.drivers import guest_image, qemu_command, qemu_host
 from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu import zero_ram
+from aenv_run.errors import AenvError
 from aenv_run.node_client import NodeClient
-from aenv_run.node_wire import ForkRequest
+from aenv_run.node_wire import ForkEntry, ForkRequest, ForkStart
 from aenv_run.paths import Home
 from aenv_run.repository import Draft
 from aenv_run.sdk_async import AsyncSandbox
@@ -40,6 +46,13 @@ from tests.contracts.machines import make_tree
 from tests.perf import bare
 
 MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=1024)
+TRUE = ["/bin/true"]
+BUSY_LOAD = 1.0
+#: What the bare figure of a step is, where it is not the same by hand.
+NOTES = {
+    "a": "bare: stop the machine and write all of its RAM, which is what QEMU alone offers",
+    "b": "bare: as (a), then as many restores by hand, two at a time per CPU",
+}
 
 
 @dataclass(frozen=True)
@@ -83,7 +96,7 @@ class Bench:
         base = repository.commit(Capture(directory, (image,)), draft)
         Catalog(repository).publish(Name("bench-disk"), base.id)
         async with await AsyncSandbox.create("bench-disk", home=self.home) as sandbox:
-            await sandbox.commands.run("true")
+            await sandbox.commands.run(TRUE)
             await sandbox.snapshot("bench")
         snapshot = repository.snapshot(Catalog(repository).resolve("bench").snapshot_id)
         cache = BlobCache(self.home.cache, repository)
@@ -119,7 +132,7 @@ class Bench:
         """Create and the first command."""
         start = time.perf_counter()
         sandbox = await AsyncSandbox.create(snapshot, home=self.home)
-        await sandbox.commands.run("true")
+        await sandbox.commands.run(TRUE)
         elapsed = (time.perf_counter() - start) * 1000
         await sandbox.kill()
         return elapsed
@@ -159,19 +172,19 @@ class Bench:
         whole: list[float] = []
         launches: list[float] = []
         async with await AsyncSandbox.create("bench", home=self.home) as sandbox:
-            await sandbox.commands.run("true")
+            await sandbox.commands.run(TRUE)
             for _ in range(self.rounds):
                 start = time.perf_counter()
                 await sandbox.pause()
                 pauses.append((time.perf_counter() - start) * 1000)
                 start = time.perf_counter()
                 await sandbox.resume()
-                await sandbox.commands.run("true")
+                await sandbox.commands.run(TRUE)
                 resumes.append((time.perf_counter() - start) * 1000)
                 whole.append(await asyncio.to_thread(self.save_bare))
                 launches.append(await asyncio.to_thread(self.launch_bare))
-        self.rows.append(Row("pause", pauses, whole, "bare: stop and write all RAM"))
-        self.rows.append(Row("resume to first command", resumes, launches))
+        self.rows.append(Row("pause", pauses, whole, "a"))
+        self.rows.append(Row("resume", resumes, launches))
 
     async def fork(self, count: int, rounds: int) -> None:
         """Fork into ``count``: the parent's stop, the first child's command, all children's commands."""
@@ -182,26 +195,12 @@ class Bench:
         bare_first: list[float] = []
         bare_every: list[float] = []
         async with await AsyncSandbox.create("bench", home=self.home, timeout=3600) as parent:
-            await parent.commands.run("true")
+            await parent.commands.run(TRUE)
             for _ in range(rounds):
-                start = time.perf_counter()
-                reply = await NodeClient(self.home).fork(
-                    parent.sandbox_id, ForkRequest(count=count, timeout_s=600)
-                )
-                children = [
-                    AsyncSandbox(entry.sandbox, NodeClient(self.home)) for entry in reply.children if entry.sandbox
-                ]
-                assert len(children) == count, reply
-
-                async def answered(child: AsyncSandbox, since: float = start) -> float:
-                    await child.commands.run("true")
-                    return (time.perf_counter() - since) * 1000
-
-                times = await asyncio.gather(*(answered(child) for child in children))
-                stopped.append(reply.stopped_ms)
+                stop_ms, times = await self.fork_once(parent, count)
+                stopped.append(stop_ms)
                 first.append(min(times))
                 every.append(max(times))
-                await asyncio.gather(*(child.kill() for child in children))
                 saved = await asyncio.to_thread(self.save_bare)
                 folders = [self.fresh() for _ in range(count)]
                 machines, by_hand = await asyncio.to_thread(
@@ -212,9 +211,33 @@ class Bench:
                 bare_stopped.append(saved)
                 bare_first.append(saved + min(by_hand))
                 bare_every.append(saved + max(by_hand))
-        self.rows.append(Row(f"fork {count}: parent stopped", stopped, bare_stopped, "bare: write all RAM"))
-        self.rows.append(Row(f"fork {count}: first child answers", first, bare_first, "bare: the same + restores"))
-        self.rows.append(Row(f"fork {count}: all children answer", every, bare_every, "bare: the same + restores"))
+        self.rows.append(Row(f"fork {count}, stop", stopped, bare_stopped, "a"))
+        self.rows.append(Row(f"fork {count}, first", first, bare_first, "b"))
+        self.rows.append(Row(f"fork {count}, all", every, bare_every, "b"))
+
+    async def fork_once(self, parent: AsyncSandbox, count: int) -> tuple[float, list[float]]:
+        """How long the parent stood still, and when each child had answered its first command (ms)."""
+        client = NodeClient(self.home)
+        start = time.perf_counter()
+        stopped = 0.0
+
+        async def answered(child: AsyncSandbox) -> float:
+            await child.commands.run(TRUE)
+            return (time.perf_counter() - start) * 1000
+
+        children: list[AsyncSandbox] = []
+        async with asyncio.TaskGroup() as group:
+            answers: list[asyncio.Task[float]] = []
+            request = ForkRequest(count=count, timeout_s=600)
+            async for line in client.fork_each(parent.sandbox_id, request):
+                if isinstance(line, ForkStart):
+                    stopped = line.stopped_ms
+                elif isinstance(line, ForkEntry):
+                    assert line.sandbox is not None, line
+                    children.append(AsyncSandbox(line.sandbox, client))
+                    answers.append(group.create_task(answered(children[-1])))
+        await asyncio.gather(*(child.kill() for child in children))
+        return stopped, [answer.result() for answer in answers]
 
     async def run(self) -> None:
         """Every step, with a progress bar."""
@@ -222,9 +245,7 @@ class Bench:
             task = progress.add_task("preparing a snapshot", total=7)
             await self.prepare()
             progress.update(task, advance=1, description="launch from memory")
-            self.rows.append(
-                await self.measure("launch from memory to first command", self.launch, self.launch_bare)
-            )
+            self.rows.append(await self.measure("launch", self.launch, self.launch_bare))
             progress.update(task, advance=1, description="pause and resume")
             await self.pause_and_resume()
             for count in (1, 4, 16):
@@ -232,29 +253,33 @@ class Bench:
                 await self.fork(count, max(3, self.rounds // (1 if count < 16 else 3)))
             progress.update(task, advance=1, description="cold boot")
             cold, self.rounds = self.rounds, max(2, self.rounds // 3)
-            self.rows.append(
-                await self.measure("cold boot to first command", lambda: self.launch("bench-disk"), self.boot_bare)
-            )
+            self.rows.append(await self.measure("cold boot", lambda: self.launch("bench-disk"), self.boot_bare))
             self.rounds = cold
 
 
 def show(rows: list[Row], facts: dict[str, str]) -> None:
-    """The table for people."""
-    console = Console()
-    console.print(", ".join(f"{key}: {value}" for key, value in facts.items()))
-    table = Table("step", "n", "p50 ms", "p95 ms", "bare p50 ms", "bare p95 ms", "ratio p50", "bare step")
+    """The table for people: at most 100 columns, what needs words in notes below it."""
+    console = Console(highlight=False)
+    for key, value in facts.items():
+        console.print(f"{key}: {value}", soft_wrap=True)
+    table = Table("step", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("n", "p50 ms", "p95 ms", "bare p50", "bare p95", "ratio p50"):
+        table.add_column(column, justify="right", no_wrap=True)
     for row in rows:
         ours, theirs = statistics.median(row.ours_ms), statistics.median(row.bare_ms)
         cells = [ours, percentile(row.ours_ms, 0.95), theirs, percentile(row.bare_ms, 0.95)]
-        note = row.note or "the same by hand"
-        table.add_row(
-            row.step, str(len(row.ours_ms)), *(f"{ms:.0f}" for ms in cells), f"{ours / theirs:.2f}", note
-        )
+        step = f"{row.step} ({row.note})" if row.note else row.step
+        table.add_row(step, str(len(row.ours_ms)), *(f"{ms:.0f}" for ms in cells), f"{ours / theirs:.2f}")
     console.print(table)
+    console.print("launch, resume, cold boot, first, all: until a first command (/bin/true) has been answered")
+    for mark, text in NOTES.items():
+        console.print(f"({mark}) {text}")
+    if float(facts["load at start"].split()[0]) > BUSY_LOAD:
+        console.print(f"WARNING: the host was busy (load above {BUSY_LOAD:g}): these figures are not comparable")
 
 
-async def facts(home: Home) -> dict[str, str]:
-    """Machine, driver and versions."""
+async def facts(home: Home, load: tuple[float, float, float]) -> dict[str, str]:
+    """Machine, driver and versions, and how busy the host was before anything was measured."""
     mode, why = await qemu_host.mode(home)
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
@@ -263,6 +288,7 @@ async def facts(home: Home) -> dict[str, str]:
         "driver": f"qemu {await qemu_host.qemu_version(home)}",
         "mode": f"{mode} ({why})",
         "guest": f"{MACHINE.memory_mib} MiB, {MACHINE.cpus} cpu",
+        "load at start": " ".join(f"{minutes:.2f}" for minutes in load),
     }
 
 
@@ -272,18 +298,22 @@ async def main() -> None:
     parser.add_argument("--rounds", type=int, default=10, help="samples of each step (default 10)")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     options = parser.parse_args()
+    load = os.getloadavg()
+    if load[0] > BUSY_LOAD:
+        print(f"WARNING: load average {load[0]:.2f}: the figures will not be comparable", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="aenv-bench-", dir="/var/tmp") as scratch:
         home = Home(Path(scratch) / "home")
         bench = Bench(home, options.rounds, Path(scratch) / "scratch")
         try:
             await bench.run()
-            found = await facts(home)
+            found = await facts(home, load)
         finally:
-            await NodeClient(home).shutdown(kill=True)
+            with suppress(AenvError):  # a node that cannot begin has said why already
+                await NodeClient(home).shutdown(kill=True)
     show(bench.rows, found)
     if options.json:
         options.json.write_text(
-            json.dumps({"facts": found, "rows": [asdict(row) for row in bench.rows]}, indent=1)
+            json.dumps({"facts": found, "notes": NOTES, "rows": [asdict(row) for row in bench.rows]}, indent=1)
         )
 
 

@@ -122,6 +122,7 @@ class PretendEngine:
         self.capture_gate: asyncio.Event | None = None
         self.boot_gate: asyncio.Event | None = None
         self.fail_launches: set[int] = set()
+        self.hold_launches: set[int] = set()  # these never end
         self.launches = itertools.count()
         self.incompatible = False
         self.disks: list[tuple[Path, ...]] = []
@@ -153,7 +154,10 @@ class PretendEngine:
         self.disks.append(spec.disk)
         if self.boot_gate is not None:
             await self.boot_gate.wait()
-        if next(self.launches) in self.fail_launches:
+        number = next(self.launches)
+        if number in self.hold_launches:
+            await asyncio.Event().wait()
+        if number in self.fail_launches:
             raise BootFailed("it did not boot")
         port = next(self._ports)
         machine = PretendMachine(spec.directory, Endpoint("127.0.0.1", port), self, memory)

@@ -33,6 +33,7 @@ from aenv_run.node_wire import CreateRequest, ForkRequest, ResumeRequest, Snapsh
 from aenv_run.paths import Home
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox import Tools
+from aenv_run.sdk_async import AsyncSandbox
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Architecture, MachineSpec, Name
 from tests.unit.pretend_engine import PretendEngine, seed_files
@@ -118,6 +119,37 @@ async def test_a_caller_who_hangs_up_takes_the_launch_with_him(tmp_path: Path) -
             while await client.list():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
         assert not list(home.sandboxes.iterdir()) and not engine.machines
+
+
+async def test_a_fork_streams_its_children_and_a_caller_who_hangs_up_takes_them_back(tmp_path: Path) -> None:
+    home, engine = Home(tmp_path / "home"), PretendEngine()
+    async with serving(home) as (service, client), asyncio.timeout(20):
+        service.begin(make_node(home, engine, tmp_path / "seed"), Selected(engine, await engine.probe(), ""))
+        parent = await AsyncSandbox.create("tiny", home=home)
+        with pytest.raises(NotFound):  # an error before the first line is as everywhere
+            await client.fork("sbx", ForkRequest())
+        await parent.pause()
+        with pytest.raises(Conflict):
+            await parent.fork(2)
+        await parent.resume()
+        engine.fail_launches = {3}
+        entries = (await client.fork(parent.sandbox_id, ForkRequest(count=3))).children
+        assert [entry.index for entry in entries] == [0, 1, 2] and sum(
+            entry.error is not None for entry in entries
+        ) == 1
+        assert len(await client.list()) == 3
+        engine.hold_launches = {5, 7}
+        async for child in parent.fork_each(3):
+            assert isinstance(child, AsyncSandbox) and len(await client.list()) == 6
+            break
+        while len(await client.list()) != 3 or service.in_flight:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+        async for _ in parent.fork_each(1):
+            break  # who stops at the last one keeps all
+        assert len(await client.list()) == 4 == len(engine.machines) and service.in_flight == 0
+        for info in await client.list():
+            await client.kill(info.sandbox_id)
+    assert not engine.machines
 
 
 async def test_a_node_that_goes_away_is_no_dead_sandbox(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from aenv_run.catalog import Catalog
 from aenv_run.errors import BootFailed, Conflict, InvalidInput, NoSpace, NotFound, RestoreIncompatible, SandboxDead
 from aenv_run.lifecycle import State
 from aenv_run.node_core import Node
-from aenv_run.node_wire import CreateRequest, ForkRequest, SnapshotRequest
+from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ForkStart, SnapshotRequest
 from aenv_run.paths import Home
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox import HostedSandbox, Tools
@@ -67,6 +67,15 @@ def site(tmp_path: Path) -> Iterator[Site]:
 async def launch(node: Node, **settings: object) -> HostedSandbox:
     info = await node.create(CreateRequest.model_validate({"snapshot": "tiny", **settings}))
     return node.find(info.sandbox_id)
+
+
+async def fork(node: Node, parent: HostedSandbox, count: int) -> list[ForkEntry]:
+    """All entries, by index."""
+    start, *entries = [line async for line in node.fork(parent, ForkRequest(count=count))]
+    assert isinstance(start, ForkStart) and start.stopped_ms == 1.0
+    found = [entry for entry in entries if isinstance(entry, ForkEntry)]
+    assert sorted(entry.index for entry in found) == list(range(count))
+    return sorted(found, key=lambda entry: entry.index)
 
 
 async def test_create_restores_and_gives_an_identity_first(site: Site) -> None:
@@ -180,7 +189,7 @@ async def test_fork_copies_memory_and_makes_own_identities(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
     site.machine(parent).memory["x"] = "before"
-    entries = (await node.fork(parent, ForkRequest(count=3))).children
+    entries = await fork(node, parent, 3)
     children = [node.find(entry.sandbox.sandbox_id) for entry in entries if entry.sandbox]
     assert len(children) == 3 and parent.state is State.RUNNING
     everyone = [parent, *children]
@@ -192,7 +201,7 @@ async def test_fork_copies_memory_and_makes_own_identities(site: Site) -> None:
         assert child.record.parent == parent.id
     assert site.machine(parent).token == parent.record.access_token
     await node.kill(parent)  # its files go; the children's do not
-    grandchild = (await node.fork(children[0], ForkRequest(count=1))).children[0].sandbox
+    grandchild = (await fork(node, children[0], 1))[0].sandbox
     assert grandchild is not None
     await node.pause(children[1])
     await node.resume(children[1], timeout_s=60, cold=False)
@@ -204,7 +213,7 @@ async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
     site.engine.fail_launches = {2}
-    entries = (await node.fork(parent, ForkRequest(count=3))).children
+    entries = await fork(node, parent, 3)
     failed = [entry.error for entry in entries if entry.error]
     assert [error.code for error in failed] == ["boot_failed"] and parent.state is State.RUNNING
     assert len(site.directories()) == 3
@@ -215,7 +224,7 @@ async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
 async def test_snapshots_of_a_resumed_fork_commit_every_layer_once_in_order(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
-    entry = (await node.fork(parent, ForkRequest(count=1))).children[0]
+    entry = (await fork(node, parent, 1))[0]
     assert entry.sandbox is not None
     child = node.find(entry.sandbox.sandbox_id)
     await node.pause(child)
@@ -376,7 +385,7 @@ async def test_a_timeout_set_during_a_pause_does_not_undo_it(site: Site) -> None
 async def test_a_fork_cancelled_at_any_time_leaves_the_parent_alone(site: Site, delay_s: float) -> None:
     node = site.node()
     parent = await launch(node)
-    forking = asyncio.create_task(node.fork(parent, ForkRequest(count=8)))
+    forking = asyncio.create_task(fork(node, parent, 8))
     await asyncio.sleep(delay_s)
     forking.cancel()
     await asyncio.gather(forking, return_exceptions=True)
@@ -385,4 +394,20 @@ async def test_a_fork_cancelled_at_any_time_leaves_the_parent_alone(site: Site, 
     assert parent.state is State.RUNNING and site.machine(parent).token == parent.record.access_token
     assert not parent.directory.capturing.exists()
     await node.kill_live()
+    assert site.clean()
+
+
+async def test_a_fork_gives_each_child_when_it_is_ready_and_takes_all_back(site: Site) -> None:
+    node = site.node()
+    parent = await launch(node)
+    site.engine.hold_launches = {1, 3}
+    lines = node.fork(parent, ForkRequest(count=3))
+    async with asyncio.timeout(10):
+        assert isinstance(await anext(lines), ForkStart)
+        entry = await anext(lines)  # the others have not begun to answer
+    assert isinstance(entry, ForkEntry) and entry.sandbox is not None and parent.state is State.RUNNING
+    assert node.find(entry.sandbox.sandbox_id).state is State.RUNNING
+    await lines.aclose()
+    assert site.directories() == [parent.id] and len(site.engine.machines) == 1
+    await node.kill(parent)
     assert site.clean()
