@@ -41,7 +41,12 @@ START_TIMEOUT_S = 60.0
 #: Pausing or committing gigabytes takes as long as the disk needs.
 CALL_TIMEOUT_S = 3600.0
 HEALTH_TIMEOUT_S = 15.0
+#: Far less than the node waits until it is idle.
+TRUST_S = 2.0
 JSON_BODY = {"Content-Type": "application/json"}
+SETTINGS = ("AENV_REPOSITORY", "AENV_DRIVER")
+#: When the node of a home, with these settings of ours, was last asked.
+_answered_s: dict[tuple[Path | str | None, ...], float] = {}
 
 
 class NodeClient:
@@ -172,6 +177,13 @@ class NodeClient:
 
     # -- the wire ------------------------------------------------------------------------------------------
 
+    async def _ensure_there(self) -> None:
+        """Without asking, if it was there a moment ago: it cannot have become idle since."""
+        key = (self.home.root, *(os.environ.get(name) for name in SETTINGS))
+        if time.monotonic() >= _answered_s.get(key, 0.0) + TRUST_S:
+            await self.ensure_started()
+        _answered_s[key] = time.monotonic()
+
     async def _call(self, method: str, path: str, body: BaseModel | None, reply: type[M]) -> M:
         return _parse(reply, await self._request(method, path, body))
 
@@ -181,7 +193,7 @@ class NodeClient:
         What only reads is asked again also when the node went away while it answered.
         """
         for _ in range(3):
-            await self.ensure_started()
+            await self._ensure_there()
             try:
                 return await self._send(method, path, body, timeout_s=CALL_TIMEOUT_S)
             except _Absent:
@@ -203,7 +215,7 @@ class NodeClient:
     async def _lines(self, path: str, body: BaseModel) -> AsyncGenerator[bytes, None]:
         """POST it and read the answer line by line; an error before the first line is as everywhere."""
         for _ in range(3):
-            await self.ensure_started()
+            await self._ensure_there()
             try:
                 async with self._connection(CALL_TIMEOUT_S) as http:
                     with self._faults():
@@ -225,8 +237,10 @@ class NodeClient:
         try:
             yield
         except httpx.ConnectError as error:
+            _answered_s.clear()
             raise _Absent(str(error)) from error
         except httpx.TransportError as error:
+            _answered_s.clear()
             raise _WentAway(
                 f"the node went away while it answered ({error or type(error).__name__})",
                 fix=f"sandboxes run on; `aenv ls` starts a new node. Why it ended: {self.home.node_log}",
@@ -238,6 +252,7 @@ class NodeClient:
     @asynccontextmanager
     async def _connection(self, timeout_s: float) -> AsyncIterator[httpx.AsyncClient]:
         if not self.home.node_socket.parent.is_dir():
+            _answered_s.clear()
             raise _Absent("no home")
         with short_path(self.home.node_socket) as short:
             # No TLS here: without verify=False httpx would read all certificates of the system for each call.

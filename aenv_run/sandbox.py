@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -246,8 +247,7 @@ class HostedSandbox:
         guest = self._tools.guests(machine.endpoint, None)
         self._machine, self._guest = machine, guest
         try:
-            await guest.wait_ready(READY_TIMEOUT_S)
-            await self._identify(guest, restored=self.record.memory is not None and not cold)
+            await self._introduce(machine, guest, restored=self.record.memory is not None and not cold)
         except SandboxDead as error:
             console = await machine.console()
             tail = "\n".join(console.splitlines()[-10:])
@@ -268,6 +268,20 @@ class HostedSandbox:
             raise RestoreIncompatible(
                 error.message, fix="start it from its disk alone: `--cold`, or cold=True in Python"
             ) from error
+
+    async def _introduce(self, machine: Machine, guest: Guest, *, restored: bool) -> None:
+        """The first call that the guest gets is already this one: to ask before whether it answers costs as much.
+
+        It may be repeated: the same identity again changes nothing.
+        """
+        deadline_s = time.monotonic() + READY_TIMEOUT_S
+        while True:
+            try:
+                return await self._identify(guest, restored=restored)
+            except SandboxDead:
+                if time.monotonic() > deadline_s or await machine.state() is MachineState.DEAD:
+                    raise
+            await asyncio.sleep(0.005)
 
     async def _identify(self, guest: Guest, *, restored: bool = False) -> None:
         record = self.record

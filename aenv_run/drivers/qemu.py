@@ -20,7 +20,7 @@ from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec
 
 START_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 30.0
-POLL_S = 0.002
+POLL_S = 0.001
 
 
 class QemuDriver:
