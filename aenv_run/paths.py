@@ -49,6 +49,11 @@ class Home:
         return self.root / "locks"
 
     @property
+    def network(self) -> Path:
+        """A small file per network slot, so that the next node finds those of a node that was killed."""
+        return self.root / "network"
+
+    @property
     def node_socket(self) -> Path:
         """The unix socket on which the node process serves."""
         return self.root / "node.sock"

@@ -23,6 +23,7 @@ needs=(
   "have setpriv unshare nsenter | util-linux"
   "have mount losetup | mount"
   "have ip | iproute2"
+  "have nft | nftables"
   "have zstd | zstd"
   "have xz | xz-utils"
   "have git | git"
