@@ -52,11 +52,12 @@ class Caps:
     live_capture: bool
     shares_memory: bool
     native_speed: bool
+    slot_kind: Literal["tap", "veth"] | None = None  # of the NetworkSlot that it takes
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """Where the host reaches the guest daemon: TCP on a loopback address."""
+    """Where the host reaches the guest daemon: TCP on a loopback address, or on a network slot's."""
 
     host: str
     port: int

@@ -11,10 +11,11 @@ from aenv_run import disk, process
 from aenv_run.drivers import guest_image, qemu_command, qemu_host
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_capture import DEVICE_STATE, RAM, overlay_name
-from aenv_run.drivers.qemu_command import Cpu
+from aenv_run.drivers.qemu_command import GUEST_ADDRESS, GUEST_MAC, Cpu
 from aenv_run.drivers.qemu_machine import DEVICE_STATE_IN, LOG, QemuMachine, Record, forwarded_port, read_log
 from aenv_run.drivers.qmp import Qmp, QmpError
-from aenv_run.errors import BootFailed, Conflict, InvalidInput, RestoreIncompatible, SandboxDead, Unsupported
+from aenv_run.errors import BootFailed, Conflict, InvalidInput, RestoreIncompatible, SandboxDead
+from aenv_run.network.namespace import open_tap
 from aenv_run.paths import Home
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec
@@ -35,7 +36,13 @@ class QemuDriver:
     @property
     def caps(self) -> Caps:
         """Speed as found by the last ``probe``; the rest does not depend on the host."""
-        return Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=self._mode == "kvm")
+        return Caps(
+            memory_snapshot=True,
+            live_capture=True,
+            shares_memory=True,
+            native_speed=self._mode == "kvm",
+            slot_kind="tap",
+        )
 
     async def probe(self) -> Probe:
         """Does it work here."""
@@ -124,30 +131,43 @@ class QemuDriver:
         self, spec: BootSpec, cpu: Cpu, ram: Path, ram_is_zero: bool, facts: MemoryFacts, arguments: list[str]
     ) -> QemuMachine:
         """Spawn QEMU and connect to it; on any way out but success no process is left."""
-        if spec.network is not None:
-            raise Unsupported("the qemu driver cannot use a network slot yet", fix="leave out the network")
+        slot = spec.network
+        if slot is not None and (slot.kind, slot.mac, slot.guest_address) != ("tap", GUEST_MAC, GUEST_ADDRESS):
+            raise InvalidInput(f"the qemu driver takes a network slot of kind tap whose guest is {GUEST_ADDRESS}")
         layers = tuple(layer.absolute() for layer in spec.disk)
         virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
         _clear(spec.directory)
         overlay = Path(f"{overlay_name(1)}.qcow2")
         disk.write_overlay(spec.directory / overlay, virtual_bytes)
-        argv = qemu_command.common(qemu_host.qemu_path(), spec, layers, cpu, ram, overlay, overlay_name(1))
-        child = await process.spawn(
-            [*argv, *arguments],
-            log=spec.directory / LOG,
-            ephemeral=spec.ephemeral,
-            bounded=True,
-            cwd=spec.directory,
-        )
+        tap = await open_tap(slot.router_netns, slot.device) if slot else None
+        try:
+            netdevs = (qemu_command.network(spec.internet),) if tap is None else qemu_command.tap(tap)
+            argv = qemu_command.common(
+                qemu_host.qemu_path(), spec, layers, cpu, ram, overlay, overlay_name(1), netdevs
+            )
+            child = await process.spawn(
+                [*argv, *arguments],
+                log=spec.directory / LOG,
+                ephemeral=spec.ephemeral,
+                bounded=True,
+                cwd=spec.directory,
+                pass_fds=() if tap is None else (tap,),
+            )
+        finally:
+            if tap is not None:
+                os.close(tap)
         try:
             record = Record(
                 pid=child.pid, start_ticks=child.start_ticks, port=0, machine=spec.machine, disk=layers,
                 ram_base=ram, ram_base_is_zero=ram_is_zero, facts=facts,
             )  # fmt: skip
+            if slot is not None:
+                record = record.model_copy(update={"host": slot.host_address, "port": qemu_command.DAEMON_PORT})
             record.write(spec.directory)  # at once: a crash of this process must not lose sight of the engine
             qmp = await _connect(spec.directory, child)
-            record = record.model_copy(update={"port": await forwarded_port(qmp)})
-            record.write(spec.directory)
+            if slot is None:
+                record = record.model_copy(update={"port": await forwarded_port(qmp)})
+                record.write(spec.directory)
         except BaseException:
             child.kill_group()
             child.close()

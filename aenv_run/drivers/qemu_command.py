@@ -14,11 +14,14 @@ from aenv_run.drivers.protocol import BootSpec
 
 #: Names the virtual machine's shape in MemoryFacts. Change it whenever a device, their order, the machine type or
 #: the way RAM is mapped changes: device state of another shape is then refused instead of half loaded.
+#: "netdev-user" stands for user networking and for a tap alike: device state crosses both ways, since the tap has no
+#: vnet_hdr (it would change the network card's features) and comes with the same sections (see ``tap``).
 SHAPE = "qemu-microvm/1 serial-ringbuf virtio-blk netdev-user virtio-net"
 QMP_SOCKET = "qmp.sock"
 CONSOLE_BYTES = 65536
 DAEMON_PORT = 49983
 GUEST_ADDRESS, GATEWAY, NAMESERVER = "10.0.2.15", "10.0.2.2", "10.0.2.3"
+GUEST_MAC = "52:54:00:ae:00:01"
 NETWORK = f"aenv.ip={GUEST_ADDRESS}/24 aenv.gw={GATEWAY} aenv.dns={NAMESERVER}"
 #: Exactly 2 GiB with an initrd corrupts the initramfs on microvm, every time (2047 and 2052 MiB boot).
 BROKEN_MEMORY_MIB, WORKING_MEMORY_MIB = 2048, 2052
@@ -57,7 +60,7 @@ def network(internet: bool) -> str:
 
     Without ``internet`` the guest is restricted: it can answer the forwarded port and reach nothing. With it
     the guest reaches whatever this process could, *the host's loopback as 10.0.2.2 included*: user networking
-    has no finer control. A network per sandbox comes later.
+    has no finer control. A network slot (``tap``) has.
     """
     return json.dumps(
         {
@@ -70,10 +73,27 @@ def network(internet: bool) -> str:
     )
 
 
+def tap(descriptor: int) -> tuple[str, str]:
+    """A network slot's tap, opened by this process and passed on. No vhost: it would need vnet_hdr, see SHAPE.
+
+    User networking has a section of its own in the device state ("slirp"), which does not load where there is none
+    (measured). So there is one here too, restricted and wired to nothing.
+    """
+    unused = {"type": "user", "id": "unused", "ipv6": False, "restrict": True}
+    return json.dumps({"type": "tap", "id": "n0", "fd": str(descriptor), "vhost": False}), json.dumps(unused)
+
+
 def common(
-    program: Path, spec: BootSpec, layers: tuple[Path, ...], cpu: Cpu, ram: Path, overlay: Path, overlay_name: str
+    program: Path,
+    spec: BootSpec,
+    layers: tuple[Path, ...],
+    cpu: Cpu,
+    ram: Path,
+    overlay: Path,
+    overlay_name: str,
+    netdevs: tuple[str, ...],
 ) -> list[str]:
-    """What a boot and a restore share: it must be equal, or the device state does not load."""
+    """What a boot and a restore share: it must be equal but for ``netdevs``, or the device state does not load."""
     size = ram_bytes(spec.machine.memory_mib)
     # share=off: writes stay in this process. readonly=on: the base can never change, not even through a
     # balloon's hole punching. rom=off: but the guest may write its private copy.
@@ -101,7 +121,8 @@ def common(
     for node in disk.graph(layers, overlay, overlay_name):
         argv += ["-blockdev", json.dumps(node)]
     argv += ["-device", f"virtio-blk-device,id=root,drive={overlay_name}"]
-    argv += ["-netdev", network(spec.internet), "-device", "virtio-net-device,netdev=n0,mac=52:54:00:ae:00:01"]
+    argv += [part for netdev in netdevs for part in ("-netdev", netdev)]
+    argv += ["-device", f"virtio-net-device,netdev=n0,mac={GUEST_MAC}"]
     return argv
 
 

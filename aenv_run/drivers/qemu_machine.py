@@ -44,6 +44,7 @@ class Record(Model):
     format: str = "aenv.qemu-machine/1"
     pid: int
     start_ticks: int
+    host: str = "127.0.0.1"
     port: int
     machine: MachineSpec
     disk: tuple[Path, ...]
@@ -168,7 +169,7 @@ class QemuMachine:
     @property
     def endpoint(self) -> Endpoint:
         """Where its daemon answers."""
-        return Endpoint("127.0.0.1", self._record.port)
+        return Endpoint(self._record.host, self._record.port)
 
     @property
     def pid(self) -> int:

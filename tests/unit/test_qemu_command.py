@@ -20,8 +20,9 @@ TCG = Cpu("tcg", 2_596_000)
 def command(*, internet: bool = False, memory_mib: int = 512, cpu: Cpu = TCG) -> list[str]:
     spec = BootSpec(MachineSpec(memory_mib=memory_mib), (Path("/a,b/base"),), Path("/m"), internet=internet)
     return qemu_command.common(
-        Path("qemu"), spec, spec.disk, cpu, Path("/r,share=on/ram"), Path("top"), "disk-001"
-    )
+        Path("qemu"), spec, spec.disk, cpu, Path("/r,share=on/ram"), Path("top"), "disk-001",
+        (qemu_command.network(internet),),
+    )  # fmt: skip
 
 
 def after(argv: list[str], option: str) -> list[str]:
