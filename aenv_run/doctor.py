@@ -12,6 +12,7 @@ from aenv_run.drivers.protocol import DriverName
 from aenv_run.drivers.select import all_probes, select
 from aenv_run.errors import AenvError
 from aenv_run.paths import Home
+from aenv_run.sandbox_network import requirements_of
 from aenv_run.types import Model
 
 
@@ -35,7 +36,10 @@ class DriverReport(Model):
 
 
 class Report(Model):
-    """All of it. ``chosen`` is the driver that auto picks, None when none works."""
+    """All of it. ``chosen`` is the driver that auto picks, None when none works.
+
+    ``network`` is what a network of its own for each sandbox needs; without it they run with no way out.
+    """
 
     home: str
     chosen: str | None
@@ -43,6 +47,7 @@ class Report(Model):
     fix: str = ""
     drivers: tuple[DriverReport, ...]
     checks: tuple[Check, ...]
+    network: tuple[Check, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -64,15 +69,26 @@ async def examine(home: Home, driver: str = "auto") -> Report:
         )
         for probe in await all_probes(home)
     )
+    network = tuple(
+        Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in await requirements_of(home)
+    )
     checks = tuple(await asyncio.to_thread(lambda: [_check_home(home), _check_repository(home)]))
     try:
         selected = await select(driver, home)
     except AenvError as error:
         return Report(
-            home=str(home.root), chosen=None, why=error.message, fix=error.fix, drivers=drivers, checks=checks
+            home=str(home.root),
+            chosen=None,
+            why=error.message,
+            fix=error.fix,
+            drivers=drivers,
+            checks=checks,
+            network=network,
         )
     chosen = selected.probe.driver.value
-    return Report(home=str(home.root), chosen=chosen, why=selected.why, drivers=drivers, checks=checks)
+    return Report(
+        home=str(home.root), chosen=chosen, why=selected.why, drivers=drivers, checks=checks, network=network
+    )
 
 
 def _check_home(home: Home) -> Check:

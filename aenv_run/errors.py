@@ -82,6 +82,12 @@ class BootFailed(SandboxDead):
     code, exit_code = "boot_failed", 71
 
 
+class TimeOver(SandboxDead):
+    """The sandbox has used up the wall clock it was given (max seconds); its machine was ended."""
+
+    code, http_status = "time_over", 504
+
+
 class CommandTimeout(AenvError):
     """A command or a wait ran past its time limit and was killed."""
 

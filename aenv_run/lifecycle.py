@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from aenv_run.errors import AenvError, Conflict, SandboxDead
+from aenv_run.errors import AenvError, Conflict, SandboxDead, TimeOver
 
 
 class State(StrEnum):
@@ -83,7 +83,7 @@ _ROWS = {(row.operation, row.source): row for row in TABLE}
 
 
 def transition(
-    operation: Operation, state: State | None, *, subject: str = "sandbox", reason: str = ""
+    operation: Operation, state: State | None, *, subject: str = "sandbox", reason: str = "", ended_by: str = ""
 ) -> Transition:
     """The row for ``operation`` in ``state``.
 
@@ -91,11 +91,17 @@ def transition(
     """
     if row := _ROWS.get((operation, state)):
         return row
-    raise refusal(operation.value, state, subject=subject, reason=reason)
+    raise refusal(operation.value, state, subject=subject, reason=reason, ended_by=ended_by)
 
 
-def refusal(what: str, state: State | None, *, subject: str = "sandbox", reason: str = "") -> AenvError:
+def refusal(
+    what: str, state: State | None, *, subject: str = "sandbox", reason: str = "", ended_by: str = ""
+) -> AenvError:
     """The error for doing ``what`` (an operation, or using the guest) in a state that does not allow it."""
+    if state is State.DEAD and ended_by == "time_over":
+        return TimeOver(
+            f"{subject} has ended: {reason}", fix="start a new one, with more seconds if it needs them"
+        )
     if state is State.DEAD:
         return SandboxDead(
             f"{subject} is dead{f': {reason}' if reason else ''}",

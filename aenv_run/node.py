@@ -31,6 +31,7 @@ from aenv_run.node_core import Node
 from aenv_run.node_socket import FileLock, listen
 from aenv_run.paths import Home
 from aenv_run.sandbox import Tools
+from aenv_run.sandbox_network import NodeNetwork
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
         catalog=Catalog(repository),
         cache=BlobCache(home.cache, repository),
         guests=_guest,
+        network=NodeNetwork.of(home, selected.driver),
     )
     return tools, selected
 

@@ -24,6 +24,7 @@ from aenv_run.node_wire import (
     ForkRequest,
     ForkStart,
     Health,
+    NetworkRequest,
     ResumeRequest,
     SandboxInfo,
     SandboxList,
@@ -215,6 +216,11 @@ def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
     async def set_timeout(sandbox_id: str, body: TimeoutRequest) -> SandboxInfo:
         node = await service.node()
         return await node.set_timeout(node.find(sandbox_id), body.timeout_s)
+
+    @app.post("/sandboxes/{sandbox_id}/network")
+    async def set_network(sandbox_id: str, body: NetworkRequest) -> SandboxInfo:
+        node = await service.node()
+        return await node.set_network(node.find(sandbox_id), body)
 
 
 def _add_operation_routes(app: FastAPI, service: Service) -> None:

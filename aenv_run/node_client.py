@@ -25,6 +25,7 @@ from aenv_run.node_wire import (
     ForkRequest,
     ForkStart,
     Health,
+    NetworkRequest,
     ResumeRequest,
     SandboxInfo,
     SandboxList,
@@ -174,6 +175,10 @@ class NodeClient:
     async def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> SandboxInfo:
         """Move the end of its time."""
         return await self._call("POST", _path(sandbox_id, "timeout"), request, SandboxInfo)
+
+    async def set_network(self, sandbox_id: str, request: NetworkRequest) -> SandboxInfo:
+        """Change what it may reach."""
+        return await self._call("POST", _path(sandbox_id, "network"), request, SandboxInfo)
 
     # -- the wire ------------------------------------------------------------------------------------------
 

@@ -8,19 +8,23 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+
+from pydantic import ValidationError
 
 from aenv_run.catalog import Resolved
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead
 from aenv_run.lifecycle import LIVE, State
+from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
     ForkEntry,
     ForkRequest,
     ForkStart,
+    NetworkRequest,
     SandboxInfo,
     SnapshotReply,
     known,
@@ -31,7 +35,7 @@ from aenv_run.sandbox import HostedSandbox, Tools
 from aenv_run.sandbox_files import in_thread, link_snapshot
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.snapshot import Snapshot
-from aenv_run.types import SandboxId
+from aenv_run.types import MachineSpec, SandboxId
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +72,8 @@ class Node:
         snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
         directory = SandboxDirectory(self._home.sandboxes / SandboxId.new())
         record = self._record(request, resolved, snapshot, SandboxId(directory.root.name))
+        if request.publish:
+            self._tools.network.require_ports()
         try:
             record = await in_thread(self._prepare, directory, record, snapshot, not request.cold)
         except BaseException:
@@ -147,6 +153,14 @@ class Node:
         self.changed.set()
         return self.info(sandbox)
 
+    async def set_network(self, sandbox: HostedSandbox, request: NetworkRequest) -> SandboxInfo:
+        """Change what it may reach, also of what is connected now."""
+        changes = request.model_dump(exclude_none=True)
+        policy = NetworkPolicy(**{**sandbox.record.policy.model_dump(), **changes})
+        self._tools.network.require(policy)
+        await sandbox.set_policy(policy)
+        return self.info(sandbox)
+
     async def kill(self, sandbox: HostedSandbox) -> None:
         """Kill and forget. Idempotent."""
         await sandbox.discard()
@@ -169,22 +183,29 @@ class Node:
     async def reconcile(self) -> None:
         """Take over what earlier nodes left: attach live machines, name the dead, remove the half-made."""
         self._home.sandboxes.mkdir(parents=True, exist_ok=True, mode=0o700)
-        found = [path for path in self._home.sandboxes.iterdir() if path.is_dir()]
-        await asyncio.gather(*(self._reconcile_one(SandboxDirectory(path)) for path in found))
+        found = [SandboxDirectory(path) for path in self._home.sandboxes.iterdir() if path.is_dir()]
+        slots = await self._tools.network.start(await asyncio.to_thread(_slots_in_use, found))
+        await asyncio.gather(*(self._reconcile_one(directory, slots) for directory in found))
 
     async def reap(self) -> float | None:
         """Kill or pause what is past its time; seconds until the next one is."""
         now_s = time.time()
+        over = [sandbox for sandbox in self._sandboxes.values() if sandbox.record.time_over(now_s)]
+        for result in await asyncio.gather(*(sandbox.end_episode() for sandbox in over), return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("cannot end a sandbox whose max seconds are over: %s", result)
         due = [sandbox for sandbox in self._sandboxes.values() if sandbox.record.expired(now_s)]
         for result in await asyncio.gather(*(self._expire(sandbox) for sandbox in due), return_exceptions=True):
             if isinstance(result, Exception):  # one that cannot be ended must not keep the others alive
                 log.error("cannot end a sandbox whose time is over: %s", result)
-        ends = [s.record.expires_at_s for s in self._sandboxes.values() if s.record.expires_at_s is not None]
+        times = [t for s in self._sandboxes.values() for t in (s.record.expires_at_s, s.record.time_over_at_s)]
+        ends = [end_s for end_s in times if end_s is not None]
         return max(0.05, min(ends) - time.time()) if ends else None
 
     async def close(self) -> None:
         """Let go of every sandbox; machines run on."""
         await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()))
+        await self._tools.network.close()
 
     # -- pieces --------------------------------------------------------------------------------------------
 
@@ -202,11 +223,14 @@ class Node:
             driver=self._tools.driver.name,
             mode=self._tools.mode,
             architecture=snapshot.architecture,
-            machine=snapshot.machine,
+            machine=machine_of(request, snapshot),
             context=snapshot.context,
             env=request.env,
             metadata=request.metadata,
-            internet=request.internet,
+            policy=self._tools.network.policy(request.internet, request.allow, request.deny),
+            publish=request.publish,
+            max_seconds=request.max_seconds,
+            seconds_left=request.max_seconds,
             created_at_s=now_s,
             expires_at_s=now_s + request.timeout_s,
             on_timeout=request.on_timeout,
@@ -245,11 +269,11 @@ class Node:
         await asyncio.gather(*launches, return_exceptions=True)
         await asyncio.gather(*(self.kill(child) for child in children))
 
-    async def _reconcile_one(self, directory: SandboxDirectory) -> None:
+    async def _reconcile_one(self, directory: SandboxDirectory, slots: frozenset[SlotId] | None) -> None:
         try:
             record = await asyncio.to_thread(directory.read)
             sandbox = HostedSandbox(directory, record, self._tools)
-            if await sandbox.reattach():
+            if await sandbox.reattach(slots):
                 self._sandboxes[sandbox.id] = sandbox
         except NotFound:
             # No record was ever written, so no machine was ever started and nobody was given the id.
@@ -273,6 +297,36 @@ class Node:
                 return
         log.info("killing %s: its time is over", sandbox.id)
         await self.kill(sandbox)
+
+
+def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
+    """The snapshot's machine, with another size if one is asked for: memory images are bound to theirs."""
+    wanted = {"memory_mib": request.memory_mib, "cpus": request.cpus}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    if not changes:
+        return snapshot.machine
+    if snapshot.memory is not None and not request.cold:
+        raise InvalidInput(
+            f"{' and '.join(changes)} cannot differ from the snapshot's when its memory is restored",
+            fix="start it cold (`--cold`, or cold=True in Python)",
+        )
+    try:
+        return MachineSpec.model_validate({**snapshot.machine.model_dump(), **changes})
+    except ValidationError as error:
+        raise InvalidInput(
+            f"no such machine: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
+        ) from error
+
+
+def _slots_in_use(directories: Iterable[SandboxDirectory]) -> set[SlotId]:
+    """Blocking: the network slots of sandboxes that run, as far as their records can be read."""
+    found: set[SlotId] = set()
+    for directory in directories:
+        with suppress(AenvError, OSError):
+            record = directory.read()
+            if record.state is State.RUNNING and record.slot is not None:
+                found.add(record.slot)
+    return found
 
 
 def check_environment(env: dict[str, str]) -> None:

@@ -12,6 +12,8 @@ from pydantic import Field
 
 from aenv_run.errors import AenvError, NoSpace, from_wire
 from aenv_run.lifecycle import State
+from aenv_run.network import NetworkPolicy
+from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_record import Address, Record
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 
@@ -55,11 +57,20 @@ class CreateRequest(Model):
     metadata: dict[str, str] = Field(default_factory=dict, max_length=256)
     env: dict[str, str] = Field(default_factory=dict, max_length=1024)
     cold: bool = Field(False, description="ignore the memory part: boot from the disk")
-    internet: bool = Field(False, description="let the guest open connections to the outside")
+    internet: bool | None = Field(None, description="reach public addresses; None: as far as this node can")
+    allow: tuple[str, ...] = Field((), description="CIDRs and domains: then nothing else")
+    deny: tuple[str, ...] = Field((), description="CIDRs and domains, stronger than allow")
+    publish: tuple[PublishedPort, ...] = Field((), max_length=64)
+    max_seconds: float | None = Field(None, gt=0, description="wall clock of the episode")
+    memory_mib: int | None = Field(None, description="another size than the snapshot's; cold starts only")
+    cpus: int | None = Field(None, description="another number than the snapshot's; cold starts only")
 
 
 class SandboxInfo(Model):
-    """One sandbox. ``address`` and ``access_token`` (of its daemon) only for one that runs."""
+    """One sandbox. ``address`` and ``access_token`` (of its daemon) only for one that runs.
+
+    ``host_address`` is where the host reaches every TCP port of it; None when it has no network of its own.
+    """
 
     sandbox_id: SandboxId
     snapshot_id: SnapshotId
@@ -75,6 +86,12 @@ class SandboxInfo(Model):
     expires_at_s: float | None
     on_timeout: Literal["kill", "pause"]
     parent: SandboxId | None
+    network: NetworkPolicy
+    published: tuple[PublishedPort, ...] = ()
+    max_seconds: float | None = None
+    time_over_at_s: float | None = None
+    ended_by: Literal["", "time_over"] = ""
+    host_address: str | None = None
     address: Address | None = None
     access_token: str | None = None
 
@@ -97,6 +114,12 @@ class SandboxInfo(Model):
             expires_at_s=record.expires_at_s,
             on_timeout=record.on_timeout,
             parent=record.parent,
+            network=record.policy,
+            published=record.publish,
+            max_seconds=record.max_seconds,
+            time_over_at_s=record.time_over_at_s,
+            ended_by=record.ended_by,
+            host_address=record.address.host if running and record.slot and record.address else None,
             address=record.address if running else None,
             access_token=record.access_token if running else None,
         )
@@ -119,6 +142,14 @@ class TimeoutRequest(Model):
     """Let it live this long from now on; may shorten."""
 
     timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
+
+
+class NetworkRequest(Model):
+    """Change what a sandbox may reach; None leaves a part as it is."""
+
+    internet: bool | None = None
+    allow: tuple[str, ...] | None = None
+    deny: tuple[str, ...] | None = None
 
 
 class ForkRequest(Model):

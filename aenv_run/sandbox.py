@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
@@ -21,8 +21,10 @@ from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, Machi
 from aenv_run.errors import AenvError, BootFailed, NotFound, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
+from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.repository import Repository
 from aenv_run.sandbox_files import adopt, child_record, commit, in_thread
+from aenv_run.sandbox_network import NodeNetwork, SandboxNetwork
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import SandboxId
@@ -34,6 +36,8 @@ READY_TIMEOUT_S = 60.0
 BOOT_TIMEOUT_S = 180.0
 #: How long a reattached guest may take to take its identity again before it is left as it is.
 REATTACH_TIMEOUT_S = 20.0
+#: One whose time is over is kept at least this long, so that whoever asks is told why.
+KEEP_ENDED_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class Tools:
     catalog: Catalog
     cache: BlobCache
     guests: Callable[[Endpoint, str | None], Guest]
+    network: NodeNetwork = field(default_factory=NodeNetwork.absent)
 
 
 class HostedSandbox:
@@ -60,6 +65,7 @@ class HostedSandbox:
         self._doing: State | None = None
         self._machine: Machine | None = None
         self._guest: Guest | None = None
+        self._network = SandboxNetwork(tools.network)
         self._watcher: asyncio.Task[None] | None = None
         self._operations: set[asyncio.Task[object]] = set()
         self._killed = False
@@ -95,7 +101,8 @@ class HostedSandbox:
             try:
                 record = await in_thread(adopt, self.directory, self.record, capture, self.directory)
                 files = {"disk": record.disk, "memory": record.memory, "serial": record.serial}
-                await self._update(files, state=State.PAUSED, address=None, expires_at_s=None)
+                gone = {"address": None, "slot": None, "expires_at_s": None, **self._stop_clock()}
+                await self._update({**files, **gone}, state=State.PAUSED, answers=self._network.answers())
             except BaseException:
                 await asyncio.shield(self._run_on(machine, guest))
                 raise
@@ -154,9 +161,34 @@ class HostedSandbox:
         """Move the end of its time; paused sandboxes have none."""
         async with self._record_lock:
             if self.record.state is not State.RUNNING:
-                what, subject = "set the timeout of", self._subject()
-                raise refusal(what, self.record.state, subject=subject, reason=self.record.reason)
+                raise self._refusal("set the timeout of")
             await self._write({"expires_at_s": expires_at_s})
+
+    async def set_policy(self, policy: NetworkPolicy) -> None:
+        """Change what it may reach, at once; a paused one has it from its resume on."""
+        async with self._tracked(), self._lock, self._record_lock:
+            if self._killed:
+                raise NotFound(f"{self._subject()} was killed")
+            if self.record.state is State.DEAD:
+                raise self._refusal("change the network of")
+            before = self.record.policy
+            await self._write({"policy": policy})  # first: a node that takes it over applies what is written
+            try:
+                await self._network.apply(policy)
+            except BaseException:
+                await asyncio.shield(self._write({"policy": before}))
+                raise
+
+    async def end_episode(self) -> None:
+        """Its ``max_seconds`` are over: the machine ends, and whoever asks is told why."""
+        async with self._lock:
+            if self._killed or not self.record.time_over(time.time()):
+                return
+            reason = f"time over: its {self.record.max_seconds:g} s (max seconds) are used up"
+            log.info("sandbox %s ends: %s", self.id, reason)
+            await self._release()
+            keep_until_s = max(self.record.expires_at_s or 0, time.time() + KEEP_ENDED_S)
+            await self._update(self._gone(reason), ended_by="time_over", expires_at_s=keep_until_s)
 
     async def discard(self) -> None:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
@@ -174,12 +206,22 @@ class HostedSandbox:
     async def close(self) -> None:
         """Let go of it: the machine runs on and another node can attach it."""
         await self._unwatch()
+        await self._network.close()
         if self._guest is not None:
             await self._guest.aclose()
 
-    async def reattach(self) -> bool:
-        """Take it over from a node that is gone; False when it was only half made and has been removed."""
+    async def reattach(self, slots: frozenset[SlotId] | None = None) -> bool:
+        """Take it over from a node that is gone; False when it was only half made and has been removed.
+
+        ``slots`` are the network slots that were taken over too; None: nobody looked.
+        """
         machine = await self._tools.driver.attach(self.directory.machine)
+        slot, reason = self.record.slot, "its engine ended while no node was watching"
+        if machine is not None and slot is not None and slots is not None and slot not in slots:
+            await machine.kill()
+            machine, reason = None, "its network was gone"
+        elif slot is not None and slots is not None and slot in slots:
+            await self._network.take_over(slot, self.record.policy)
         after = AFTER_CRASH[self.record.state][0 if machine else 1]
         if machine is not None and after is not State.RUNNING:
             await machine.kill()
@@ -189,8 +231,8 @@ class HostedSandbox:
         if after is State.RUNNING and machine is not None:
             await self._take_over(machine)
         elif after is not self.record.state:
-            reason = "its engine ended while no node was watching"
-            await self._update(state=after, reason=reason, address=None)
+            await self._network.unplug()
+            await self._update(self._gone(reason), state=after)
         await asyncio.to_thread(self.directory.tidy, self.record)
         return True
 
@@ -198,6 +240,22 @@ class HostedSandbox:
 
     def _subject(self) -> str:
         return f"sandbox {self.id}"
+
+    def _refusal(self, what: str) -> AenvError:
+        record = self.record
+        return refusal(what, record.state, subject=self._subject(), reason=record.reason, ended_by=record.ended_by)
+
+    def _gone(self, reason: str) -> dict[str, object]:
+        """The fields of the record of one whose machine has ended."""
+        return {"state": State.DEAD, "reason": reason, "address": None, "slot": None, "time_over_at_s": None}
+
+    def _start_clock(self) -> dict[str, object]:
+        left = self.record.seconds_left
+        return {} if left is None else {"time_over_at_s": time.time() + left}
+
+    def _stop_clock(self) -> dict[str, object]:
+        end_s = self.record.time_over_at_s
+        return {} if end_s is None else {"seconds_left": max(0.0, end_s - time.time()), "time_over_at_s": None}
 
     def _live(self) -> tuple[Machine, Guest]:
         if self._machine is None or self._guest is None:
@@ -224,7 +282,13 @@ class HostedSandbox:
         async with self._tracked(), self._lock:
             if self._killed:
                 raise NotFound(f"{self._subject()} was killed")
-            row = transition(operation, self.record.state, subject=self._subject(), reason=self.record.reason)
+            row = transition(
+                operation,
+                self.record.state,
+                subject=self._subject(),
+                reason=self.record.reason,
+                ended_by=self.record.ended_by,
+            )
             self._doing = row.during
             try:
                 yield row
@@ -258,7 +322,9 @@ class HostedSandbox:
         driver, record = self._tools.driver, self.record
         disk, memory = self.directory.paths(record)
         directory = await asyncio.to_thread(self.directory.fresh_machine)
-        boot = BootSpec(record.machine, disk, directory, record.internet, timeout_s=BOOT_TIMEOUT_S)
+        slot = await self._network.plug(record.policy, record.answers)
+        internet = record.policy.internet
+        boot = BootSpec(record.machine, disk, directory, internet, slot, timeout_s=BOOT_TIMEOUT_S)
         if record.memory is None or cold:
             return await driver.boot(boot)
         restore = RestoreSpec(**vars(boot), memory=memory, facts=record.memory.facts)
@@ -300,7 +366,15 @@ class HostedSandbox:
 
     async def _settle_running(self, machine: Machine, *, origin: str, expires_at_s: float | None = None) -> None:
         address = Address(host=machine.endpoint.host, port=machine.endpoint.port)
-        update: dict[str, object] = {"state": State.RUNNING, "address": address, "origin": origin, "reason": ""}
+        await self._network.publish(self.record.publish, address.host)
+        update: dict[str, object] = {
+            "state": State.RUNNING,
+            "address": address,
+            "slot": self._network.slot_id,
+            "origin": origin,
+            "reason": "",
+            **self._start_clock(),
+        }
         if expires_at_s is not None:
             update["expires_at_s"] = expires_at_s
         await self._update(update)
@@ -338,6 +412,7 @@ class HostedSandbox:
     async def _child(self, child: SandboxId, capture: Capture, expires_at_s: float | None) -> HostedSandbox:
         directory = SandboxDirectory(self.directory.root.parent / child)
         record = child_record(self.record, child, expires_at_s)
+        record = record.model_copy(update={"answers": self._network.answers()})
 
         def prepare() -> Record:
             directory.create()
@@ -365,7 +440,7 @@ class HostedSandbox:
             reason = ended.reason + (f" (console: {last[0][:200]})" if last else "")
             log.warning("sandbox %s is dead: %s", self.id, reason)
             await self._release()
-            await self._update(state=State.DEAD, reason=reason, address=None)
+            await self._update(self._gone(reason))
 
     async def _unwatch(self) -> None:
         watcher, self._watcher = self._watcher, None
@@ -381,6 +456,7 @@ class HostedSandbox:
             await guest.aclose()
         if machine is not None:
             await machine.kill()
+        await self._network.unplug()
 
     async def _take_over(self, machine: Machine) -> None:
         """A machine of a former node. It may stand still or have forgotten its token: half a pause does that."""
@@ -393,4 +469,8 @@ class HostedSandbox:
                 await self._identify(self._guest)
         except (AenvError, TimeoutError) as error:
             log.warning("sandbox %s does not answer after it was attached: %s", self.id, error)
+        try:
+            await self._network.publish(self.record.publish, machine.endpoint.host)
+        except (AenvError, OSError) as error:
+            log.warning("sandbox %s: its ports are not published again: %s", self.id, error)
         self._watch(machine)

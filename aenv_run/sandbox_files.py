@@ -110,6 +110,10 @@ def child_record(parent: Record, child: SandboxId, expires_at_s: float | None) -
             "access_token": secrets.token_urlsafe(32),
             "machine_id": uuid.uuid4().hex,
             "address": None,
+            "slot": None,
+            "publish": (),  # a path belongs to one sandbox
+            "seconds_left": parent.max_seconds,  # an episode of its own
+            "time_over_at_s": None,
             "serial": 0,
         }
     )

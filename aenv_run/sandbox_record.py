@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from aenv_run.drivers.protocol import DriverName, Endpoint
 from aenv_run.errors import CorruptData, NotFound
 from aenv_run.lifecycle import State
+from aenv_run.network import Answers, NetworkPolicy, SlotId
+from aenv_run.network.forward import PublishedPort
 from aenv_run.snapshot import Blob, MemoryFacts
 from aenv_run.types import Architecture, Context, MachineSpec, Model, SandboxId, SnapshotId
 
@@ -70,10 +72,17 @@ class Record(Model):
     context: Context
     env: dict[str, str] = Field(default_factory=dict)
     metadata: dict[str, str] = Field(default_factory=dict)
-    internet: bool = False
+    policy: NetworkPolicy = NetworkPolicy(internet=False)
+    answers: Answers = Field(default_factory=Answers, description="what the guest was told for which names")
+    slot: SlotId | None = Field(None, description="the network slot of its machine")
+    publish: tuple[PublishedPort, ...] = ()
     created_at_s: float
     expires_at_s: float | None = None
     on_timeout: Literal["kill", "pause"] = "kill"
+    max_seconds: float | None = Field(None, description="its wall clock: how long it may have a machine, in sum")
+    seconds_left: float | None = Field(None, description="of max_seconds, when its machine started or was paused")
+    time_over_at_s: float | None = Field(None, description="when they end, while it has a machine")
+    ended_by: Literal["", "time_over"] = ""
     parent: SandboxId | None = None
     access_token: str
     machine_id: str
@@ -82,9 +91,22 @@ class Record(Model):
     memory: MemoryFiles | None = None
     serial: int = Field(0, description="number of the next file name; never used twice")
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_a_policy(cls, data: object) -> object:
+        """Records of before sandboxes had policies say ``internet``."""
+        if isinstance(data, dict) and "internet" in data:
+            rest = {name: value for name, value in data.items() if name != "internet"}
+            return {"policy": {"internet": data["internet"]}, **rest}
+        return data
+
     def expired(self, now_s: float | None = None) -> bool:
         """Whether its time is over (paused and dead sandboxes have none)."""
         return self.expires_at_s is not None and self.expires_at_s <= (now_s or time.time())
+
+    def time_over(self, now_s: float) -> bool:
+        """Whether it has used up its ``max_seconds``."""
+        return self.state is State.RUNNING and self.time_over_at_s is not None and self.time_over_at_s <= now_s
 
     def files(self) -> set[str]:
         """Every file name that the record needs."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
 
 from aenv_run.errors import AenvError
 from aenv_run.guest import EntryInfo, ProcessInfo
+from aenv_run.network import NetworkPolicy
 from aenv_run.node_wire import SandboxInfo, SnapshotReply
 from aenv_run.paths import Home
 from aenv_run.sdk_async import DEFAULT_TIMEOUT_S, AsyncSandbox
@@ -261,7 +262,13 @@ class Sandbox:
         envs: dict[str, str] | None = None,
         cold: bool = False,
         on_timeout: Literal["kill", "pause"] = "kill",
-        internet: bool = False,
+        internet: bool | None = None,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        publish: Mapping[str, int] | None = None,
+        max_seconds: float | None = None,
+        memory_mib: int | None = None,
+        cpus: int | None = None,
         home: Home | None = None,
     ) -> Self:
         """Launch ``snapshot``; see ``AsyncSandbox.create``."""
@@ -273,6 +280,12 @@ class Sandbox:
             cold=cold,
             on_timeout=on_timeout,
             internet=internet,
+            allow=allow,
+            deny=deny,
+            publish=publish,
+            max_seconds=max_seconds,
+            memory_mib=memory_mib,
+            cpus=cpus,
             home=home,
         )
         return cls(_loop.run(work))
@@ -336,6 +349,20 @@ class Sandbox:
     def set_timeout(self, timeout: float) -> None:
         """Let it live ``timeout`` seconds from now."""
         _loop.run(self._async.set_timeout(timeout))
+
+    def set_network(
+        self,
+        *,
+        internet: bool | None = None,
+        allow: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+    ) -> NetworkPolicy:
+        """Change what it may reach, at once; None leaves a part as it is."""
+        return _loop.run(self._async.set_network(internet=internet, allow=allow, deny=deny))
+
+    def get_host(self, port: int) -> str:
+        """``host:port`` at which this machine reaches ``port`` of the sandbox, until its next pause."""
+        return _loop.run(self._async.get_host(port))
 
     def kill(self) -> bool:
         """End and remove it; False when it was gone already."""

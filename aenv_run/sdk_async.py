@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
+from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
-from aenv_run.errors import AenvError, NotFound, SandboxDead
+from aenv_run.errors import AenvError, NotFound, SandboxDead, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.lifecycle import State, refusal
+from aenv_run.network import NetworkPolicy
+from aenv_run.network.forward import PublishedPort
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import (
     CreateRequest,
     ForkEntry,
     ForkRequest,
+    NetworkRequest,
     ResumeRequest,
     SandboxInfo,
     SnapshotReply,
@@ -57,13 +61,24 @@ class AsyncSandbox:
         envs: dict[str, str] | None = None,
         cold: bool = False,
         on_timeout: Literal["kill", "pause"] = "kill",
-        internet: bool = False,
+        internet: bool | None = None,
+        allow: Sequence[str] = (),
+        deny: Sequence[str] = (),
+        publish: Mapping[str, int] | None = None,
+        max_seconds: float | None = None,
+        memory_mib: int | None = None,
+        cpus: int | None = None,
         home: Home | None = None,
     ) -> Self:
         """Launch ``snapshot``: a name, ``name:version``, ``name:tag`` or snapshot id.
 
         ``timeout`` seconds from now it is killed, or paused with ``on_timeout="pause"``. ``cold`` boots from
-        the disk and ignores the memory part. ``internet`` lets it open connections to the outside.
+        the disk and ignores the memory part; ``memory_mib`` and ``cpus`` may then differ from the snapshot's.
+
+        ``internet``: reach public addresses; on by default where the node can give each sandbox a network of its
+        own, off elsewhere (docs/network.md). ``allow`` and ``deny`` take CIDRs and domains. ``publish`` brings
+        ports to unix sockets of the host: ``{"/run/app.sock": 8000}``. After ``max_seconds`` with a machine it
+        has ended, and calls raise ``TimeOver``.
         """
         node = NodeClient(home)
         request = CreateRequest(
@@ -74,6 +89,14 @@ class AsyncSandbox:
             env=envs or {},
             cold=cold,
             internet=internet,
+            allow=tuple(allow),
+            deny=tuple(deny),
+            publish=tuple(
+                PublishedPort(path=Path(path).absolute(), port=port) for path, port in (publish or {}).items()
+            ),
+            max_seconds=max_seconds,
+            memory_mib=memory_mib,
+            cpus=cpus,
         )
         return cls(await node.create(request), node)
 
@@ -170,6 +193,34 @@ class AsyncSandbox:
         """Let it live ``timeout`` seconds from now."""
         self._take(await self._node.set_timeout(self.sandbox_id, TimeoutRequest(timeout_s=timeout)))
 
+    async def set_network(
+        self,
+        *,
+        internet: bool | None = None,
+        allow: Sequence[str] | None = None,
+        deny: Sequence[str] | None = None,
+    ) -> NetworkPolicy:
+        """Change what it may reach, at once and for connections that stand too; None leaves a part as it is."""
+        request = NetworkRequest(
+            internet=internet,
+            allow=None if allow is None else tuple(allow),
+            deny=None if deny is None else tuple(deny),
+        )
+        self._take(await self._node.set_network(self.sandbox_id, request))
+        return self._info.network
+
+    async def get_host(self, port: int) -> str:
+        """``host:port`` at which this machine reaches ``port`` of the sandbox, until its next pause."""
+        info = await self.get_info()
+        if info.address is None:
+            raise self._refusal("reach a port of")
+        if info.host_address is None:
+            raise Unsupported(
+                f"the ports of sandbox {self.sandbox_id} cannot be reached: it has no network of its own",
+                fix="run the node as root, see `aenv doctor`",
+            )
+        return f"{info.host_address}:{port}"
+
     async def kill(self) -> bool:
         """End and remove it; False when it was gone already."""
         try:
@@ -204,10 +255,14 @@ class AsyncSandbox:
     def _open(self) -> Guest:
         info = self._info
         if info.address is None or info.access_token is None:
-            raise refusal("use", info.state, subject=f"sandbox {self.sandbox_id}", reason=info.reason)
+            raise self._refusal("use")
         if self._guest is None:
             self._guest = Guest(info.address.endpoint, access_token=info.access_token)
         return self._guest
+
+    def _refusal(self, what: str) -> AenvError:
+        info, subject = self._info, f"sandbox {self.sandbox_id}"
+        return refusal(what, info.state, subject=subject, reason=info.reason, ended_by=info.ended_by)
 
     async def call(self, work: Callable[[Guest], Awaitable[T]]) -> T:
         """Do ``work``. When the daemon cannot be reached, say what became of the sandbox."""
@@ -227,5 +282,5 @@ class AsyncSandbox:
         except AenvError:
             return error
         if info.address is None:
-            return refusal("use", info.state, subject=subject, reason=info.reason)
+            return self._refusal("use")
         return SandboxDead(f"{subject}: {error.message}", fix=error.fix)

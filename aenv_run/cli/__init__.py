@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "resume": ("sandboxes", "resume", "go on with a paused sandbox"),
     "fork": ("sandboxes", "fork", "make copies of a running sandbox"),
     "timeout": ("sandboxes", "timeout", "give a sandbox another time to live"),
+    "network": ("network", "network", "show or change what a sandbox may reach"),
+    "port-forward": ("network", "port_forward", "bring a port of a sandbox to this machine"),
     "rm": ("sandboxes", "remove", "kill and remove sandboxes"),
     "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),

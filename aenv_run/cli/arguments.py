@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
@@ -14,6 +15,7 @@ from aenv_run.paths import Home
 
 if TYPE_CHECKING:
     from aenv_run.catalog import Catalog
+    from aenv_run.network.forward import PublishedPort
     from aenv_run.sdk_async import AsyncSandbox
 
 T = TypeVar("T")
@@ -50,6 +52,17 @@ def pairs(values: Sequence[str], what: str) -> dict[str, str]:
             raise InvalidInput(f"{what} {value!r} is not NAME=VALUE")
         result[name] = rest
     return result
+
+
+def published_port(text: str) -> PublishedPort:
+    """``unix:PATH:PORT``."""
+    from aenv_run.network.forward import PublishedPort
+
+    kind, _, rest = text.partition(":")
+    path, _, port = rest.rpartition(":")
+    if kind != "unix" or not path or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidInput(f"{text!r} cannot be published", fix="write unix:PATH:PORT")
+    return PublishedPort(path=Path(path).absolute(), port=int(port))
 
 
 def complete_sandbox(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -26,6 +26,11 @@ def doctor(as_json: bool) -> int:
         click.echo(click.style(f"{driver.driver.value}: {verdict}", bold=True) + f" - {driver.why}")
         print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in driver.requirements])
         click.echo()
+    own = all(check.present for check in report.network)
+    says = "each sandbox has its own" if own else "sandboxes have no way out, and only their daemon is reachable"
+    click.echo(click.style("network", bold=True) + f" - {says}")
+    print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.network])
+    click.echo()
     click.echo(click.style("this node", bold=True))
     print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.checks])
     click.echo()

@@ -14,6 +14,7 @@ from aenv_run.cli.arguments import (
     open_sandbox,
     pairs,
     parse_duration,
+    published_port,
     run_async,
     sandbox_argument,
 )
@@ -37,7 +38,15 @@ ttl_option = click.option(
     "--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with it and shown by `aenv ls --json`."
 )
 @click.option("--cold", is_flag=True, help="Ignore the snapshot's memory: boot from its disk.")
-@click.option("--internet", is_flag=True, help="Let it open connections to the outside.")
+@click.option("--memory", type=int, metavar="MIB", help="Another size than the snapshot's; with --cold only.")
+@click.option("--cpus", type=int, help="Another number than the snapshot's; with --cold only.")
+@click.option(
+    "--internet/--no-internet", default=None, help="Reach public addresses. Default: where each has its network."
+)
+@click.option("--allow", multiple=True, metavar="CIDR|DOMAIN", help="Let it reach this, and nothing else.")
+@click.option("--deny", multiple=True, metavar="CIDR|DOMAIN", help="Not this; stronger than --allow.")
+@click.option("--publish", multiple=True, metavar="unix:PATH:PORT", help="Its PORT as a unix socket of this host.")
+@click.option("--max-seconds", type=float, metavar="SECONDS", help="It ends after so long with a machine.")
 @json_option
 def start(
     snapshot: str,
@@ -46,7 +55,13 @@ def start(
     env: tuple[str, ...],
     metadata: tuple[str, ...],
     cold: bool,
-    internet: bool,
+    memory: int | None,
+    cpus: int | None,
+    internet: bool | None,
+    allow: tuple[str, ...],
+    deny: tuple[str, ...],
+    publish: tuple[str, ...],
+    max_seconds: float | None,
     as_json: bool,
 ) -> None:
     """Launch a sandbox from SNAPSHOT: a name, name:version, name:tag or snapshot id. Prints its id."""
@@ -57,7 +72,13 @@ def start(
         env=pairs(env, "--env"),
         metadata=pairs(metadata, "--metadata"),
         cold=cold,
+        memory_mib=memory,
+        cpus=cpus,
         internet=internet,
+        allow=allow,
+        deny=deny,
+        publish=tuple(map(published_port, publish)),
+        max_seconds=max_seconds,
     )
     started_s = time.monotonic()
     with spinner(f"launching {snapshot}"):

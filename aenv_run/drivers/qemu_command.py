@@ -14,8 +14,8 @@ from aenv_run.drivers.protocol import BootSpec
 
 #: Names the virtual machine's shape in MemoryFacts. Change it whenever a device, their order, the machine type or
 #: the way RAM is mapped changes: device state of another shape is then refused instead of half loaded.
-#: "netdev-user" stands for user networking and for a tap alike: device state crosses both ways, since the tap has no
-#: vnet_hdr (it would change the network card's features) and comes with the same sections (see ``tap``).
+#: "netdev-user" stands for user networking and for a tap alike: device state crosses both ways, since the tap has
+#: no vnet_hdr (it would change the network card's features) and comes with the same sections (see ``tap``).
 SHAPE = "qemu-microvm/1 serial-ringbuf virtio-blk netdev-user virtio-net"
 QMP_SOCKET = "qmp.sock"
 CONSOLE_BYTES = 65536

@@ -1,13 +1,22 @@
-"""A network of its own for every sandbox: slots, policy, DNS, forwarded ports. See docs/network.md."""
+"""A network of its own for every sandbox: slots, policy, DNS, forwarded ports. See docs/network.md.
+
+What only a node needs is loaded when it is asked for, so that commands start fast.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from aenv_run.network.addressing import SlotId, SlotKind
 from aenv_run.network.answers import Answers
-from aenv_run.network.forward import PortForward, StreamAddress, TcpAddress, UnixAddress
-from aenv_run.network.namespace import open_tap
+from aenv_run.network.forward import PortForward, PublishedPort, StreamAddress, TcpAddress, UnixAddress
 from aenv_run.network.policy import NetworkPolicy
-from aenv_run.network.pool import Network, NetworkConfig, PoolStatus, Reconciled
-from aenv_run.network.requirements import requirements
-from aenv_run.network.slot import Lease
+
+if TYPE_CHECKING:
+    from aenv_run.network.namespace import open_tap
+    from aenv_run.network.pool import Network, NetworkConfig, PoolStatus, Reconciled
+    from aenv_run.network.slot import Lease
 
 __all__ = [
     "Answers",
@@ -17,6 +26,7 @@ __all__ = [
     "NetworkPolicy",
     "PoolStatus",
     "PortForward",
+    "PublishedPort",
     "Reconciled",
     "SlotId",
     "SlotKind",
@@ -24,5 +34,20 @@ __all__ = [
     "TcpAddress",
     "UnixAddress",
     "open_tap",
-    "requirements",
 ]
+
+_LATER = {
+    "Lease": "slot",
+    "Network": "pool",
+    "NetworkConfig": "pool",
+    "PoolStatus": "pool",
+    "Reconciled": "pool",
+    "open_tap": "namespace",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name in _LATER:
+        found: object = getattr(importlib.import_module(f"{__name__}.{_LATER[name]}"), name)
+        return found
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

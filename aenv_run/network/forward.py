@@ -13,7 +13,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from pydantic import Field, field_validator
+
 from aenv_run.errors import Conflict, InvalidInput
+from aenv_run.types import Model
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,20 @@ class UnixAddress:
 
 
 StreamAddress = TcpAddress | UnixAddress
+
+
+class PublishedPort(Model):
+    """A TCP port of the guest as a unix socket of the host, for as long as the sandbox lives."""
+
+    path: Path
+    port: int = Field(ge=1, le=65535)
+
+    @field_validator("path")
+    @classmethod
+    def _absolute(cls, path: Path) -> Path:
+        if not path.is_absolute():
+            raise ValueError("the path of a published port must be absolute")
+        return path
 
 
 class PortForward:

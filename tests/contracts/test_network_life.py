@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from aenv_run.errors import Conflict, LimitReached, NotFound
-from aenv_run.network import Network, NetworkConfig, NetworkPolicy, SlotId, requirements
+from aenv_run.network import Network, NetworkConfig, NetworkPolicy, SlotId
 from aenv_run.network.addressing import UPLINK_PREFIX
+from aenv_run.network.requirements import requirements
 from aenv_run.paths import Home
 from tests.contracts.network_world import (
     HOST_PUBLIC,
@@ -416,7 +417,8 @@ ROOTLESS = """
 import asyncio, sys
 from pathlib import Path
 from aenv_run.errors import Unsupported
-from aenv_run.network import Network, requirements
+from aenv_run.network import Network
+from aenv_run.network.requirements import requirements
 from aenv_run.paths import Home
 
 async def main():

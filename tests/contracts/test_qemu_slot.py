@@ -38,7 +38,7 @@ async def test_memory_crosses_between_user_networking_and_a_slot(bench: Bench, t
             started_s = time.monotonic()
             async with Guest(machine.endpoint) as guest:
                 await guest.wait_ready(30)
-            # The guest knew another gateway by another hardware address; asking for the new one must not take long.
+            # The guest knew another gateway by another hardware address; to learn the new one must not take long.
             assert time.monotonic() - started_s < 3
             assert (await sh(machine, FETCH)).count(".") == 3
             assert "web.example.org" in await sh(machine, "busybox nslookup web.example.org 10.0.2.3")

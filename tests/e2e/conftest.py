@@ -29,6 +29,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     found = Home(root)
     os.environ["AENV_NODE_IDLE_S"] = "600"
     try:
+        found.network.mkdir()
+        (found.network / "config.json").write_text('{"mode": "none"}')  # nothing of the real host is touched
         scratch = root / "scratch"
         scratch.mkdir()
         asyncio.run(make_tiny(found, scratch))

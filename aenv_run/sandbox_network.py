@@ -1,0 +1,221 @@
+"""The network of a node's sandboxes: a slot for each where the host can give one, and their published ports.
+
+Without slots (no root, or switched off) a driver gives what it can by itself: nothing but its daemon's port, and
+that is what a sandbox gets. To ask for more is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from aenv_run.drivers.protocol import Driver, NetworkSlot, Requirement
+from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, Unsupported
+from aenv_run.network import (
+    Answers,
+    Network,
+    NetworkConfig,
+    NetworkPolicy,
+    PortForward,
+    SlotId,
+    SlotKind,
+    TcpAddress,
+    UnixAddress,
+)
+from aenv_run.network.forward import PublishedPort
+from aenv_run.network.host import RUN_DIRECTORY
+from aenv_run.network.requirements import requirements
+from aenv_run.network.state import SlotFiles
+from aenv_run.paths import Home
+
+log = logging.getLogger(__name__)
+
+NEEDS_ROOT = "run the node as root, see `aenv doctor`"
+
+
+class NetworkSettings(NetworkConfig):
+    """``<home>/network/config.json``: how the sandboxes of this home get their network."""
+
+    mode: Literal["auto", "none"] = Field("auto", description="none: never a slot, as without root")
+    run_directory: Path = Field(RUN_DIRECTORY, description="what all homes of this host share")
+
+    @classmethod
+    def read(cls, home: Home) -> NetworkSettings:
+        """Those of the home; the defaults when it has none."""
+        path = home.network / "config.json"
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return cls()
+        except (ValidationError, OSError) as error:
+            raise InvalidInput(f"{path}: {error}", fix="see docs/network.md for its fields") from error
+
+
+async def requirements_of(home: Home) -> list[Requirement]:
+    """What slots need here, for ``doctor``."""
+    try:
+        settings = NetworkSettings.read(home)
+    except InvalidInput as error:
+        return [Requirement("network settings", False, error.message, error.fix)]
+    if settings.mode == "none":
+        where = home.network / "config.json"
+        return [Requirement("network settings", False, f"switched off in {where}", "set mode to auto there")]
+    return await requirements(settings.uplink_pool)
+
+
+class NodeNetwork:
+    """What a node's sandboxes share. ``why`` says why they have no slots; empty when they have."""
+
+    def __init__(self, network: Network | None, kind: SlotKind | None, why: str) -> None:
+        self._network = network
+        self._kind = kind
+        self.why = why
+
+    @classmethod
+    def absent(cls, why: str = "this node has no network for sandboxes") -> NodeNetwork:
+        """No slots."""
+        return cls(None, None, why)
+
+    @classmethod
+    def of(cls, home: Home, driver: Driver) -> NodeNetwork:
+        """By the home's settings and what the driver takes. ``start`` comes next."""
+        settings, kind = NetworkSettings.read(home), driver.caps.slot_kind
+        config = NetworkConfig(**settings.model_dump(exclude={"mode", "run_directory"}))
+        if settings.mode == "none":
+            why = f"it is switched off in {home.network / 'config.json'}"
+        else:
+            why = "" if kind else f"the driver {driver.name} takes none"
+        kinds = () if why or kind is None else (kind,)
+        if why and not SlotFiles(home.network / "slots").slots():
+            return cls(None, None, why)
+        # Slots of before are still taken care of, though no new ones are made.
+        return cls(Network(home, config, kinds=kinds, run_directory=settings.run_directory), kind, why)
+
+    async def start(self, live: Collection[SlotId]) -> frozenset[SlotId] | None:
+        """Take over the slots of sandboxes that run and remove all others; those taken over.
+
+        None when slots cannot be had here: those that exist stay as they are.
+        """
+        if self._network is None:
+            return None
+        try:
+            found = await self._network.start(live)
+        except (Unsupported, Conflict) as error:
+            log.warning("sandboxes get no network of their own: %s", error)
+            self._network, self.why = None, error.message
+            return None
+        if found.removed or found.lost:
+            log.info("network slots: removed %s, lost %s", sorted(found.removed), sorted(found.lost))
+        return found.adopted
+
+    @property
+    def slots(self) -> Network | None:
+        """Where new sandboxes get their slots; None when they get none."""
+        return None if self.why else self._network
+
+    @property
+    def existing(self) -> Network | None:
+        """Where slots in use are kept, whether or not new ones are given."""
+        return self._network
+
+    @property
+    def kind(self) -> SlotKind:
+        """The kind of slot that the driver takes."""
+        assert self._kind is not None, "without slots nobody asks"
+        return self._kind
+
+    def policy(self, internet: bool | None, allow: Iterable[str], deny: Iterable[str]) -> NetworkPolicy:
+        """What was asked for; internet is on by default where sandboxes have slots, and off elsewhere."""
+        wanted = self.slots is not None if internet is None else internet
+        policy = NetworkPolicy(internet=wanted, allow=tuple(allow), deny=tuple(deny))
+        self.require(policy)
+        return policy
+
+    def require(self, policy: NetworkPolicy) -> None:
+        """Refuse what a sandbox without a slot cannot have: the driver's own network would open the host."""
+        if self.slots is None and (policy.internet or policy.allow):
+            raise Unsupported(
+                f"sandboxes have no network of their own here, so no way out: {self.why}",
+                fix=f"leave internet out, or {NEEDS_ROOT}",
+            )
+
+    def require_ports(self) -> None:
+        """Refuse ports where the host reaches nothing of a sandbox but its daemon."""
+        if self.slots is None:
+            raise Unsupported(f"the ports of a sandbox cannot be reached here: {self.why}", fix=NEEDS_ROOT)
+
+    async def close(self) -> None:
+        """Let go: slots in use stay."""
+        if self._network is not None:
+            await self._network.close()
+
+
+class SandboxNetwork:
+    """What one sandbox holds of the network while it has a machine."""
+
+    def __init__(self, node: NodeNetwork) -> None:
+        self._node = node
+        self._forwards: list[PortForward] = []
+        self.slot_id: SlotId | None = None
+
+    async def plug(self, policy: NetworkPolicy, answers: Answers) -> NetworkSlot | None:
+        """A slot with ``policy`` in force; None where there are no slots and none is needed."""
+        self._node.require(policy)
+        if (network := self._node.slots) is None:
+            return None
+        lease = await network.acquire(self._node.kind)
+        self.slot_id = lease.slot_id
+        if policy != network.policy(lease.slot_id) or answers.names:
+            await network.apply(lease.slot_id, policy, answers=answers)
+        return lease.slot
+
+    async def take_over(self, slot_id: SlotId, policy: NetworkPolicy) -> None:
+        """The slot of a sandbox that a former node ran; the sandbox's record says which policy counts."""
+        network = self._node.existing
+        if network is None:
+            return
+        self.slot_id = network.lease(slot_id).slot_id
+        if network.policy(slot_id) != policy:
+            await network.apply(slot_id, policy)
+
+    async def apply(self, policy: NetworkPolicy) -> None:
+        """Put another policy in force now, if there is a machine."""
+        if (network := self._node.existing) is not None and self.slot_id is not None:
+            await network.apply(self.slot_id, policy)
+
+    def answers(self) -> Answers:
+        """What the guest was told for which names."""
+        network = self._node.existing
+        if network is None or self.slot_id is None:
+            return Answers()
+        try:
+            return network.answers(self.slot_id)
+        except NotFound:
+            return Answers()
+
+    async def publish(self, ports: Iterable[PublishedPort], host: str) -> None:
+        """Forward each port until ``unplug`` or ``close``."""
+        for port in ports:
+            forward = PortForward(UnixAddress(port.path), TcpAddress(host, port.port))
+            await forward.start()
+            self._forwards.append(forward)
+
+    async def unplug(self) -> None:
+        """The machine is gone: give the slot back. Idempotent."""
+        await self.close()
+        slot_id, self.slot_id = self.slot_id, None
+        if slot_id is not None and (network := self._node.existing) is not None:
+            await network.release(slot_id)
+
+    async def close(self) -> None:
+        """Stop forwarding; the slot stays."""
+        forwards, self._forwards = self._forwards, []
+        for forward in forwards:
+            try:
+                await forward.close()
+            except (AenvError, OSError) as error:
+                log.warning("a published port could not be closed: %s", error)
