@@ -1,0 +1,229 @@
+"""Sandboxes with a network of their own, on real machines. Needs root; the node runs on a host of the test's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from aenv_run import AsyncSandbox
+from aenv_run.errors import NotFound, SandboxDead, Unsupported
+from aenv_run.node_client import NodeClient
+from aenv_run.paths import Home
+from aenv_run.sandbox_network import NetworkSettings
+from tests.contracts.network_world import (
+    HOST_PUBLIC,
+    METADATA,
+    NAME_SERVER,
+    OTHER_WEB,
+    PRIVATE_WEB,
+    SERVICE_PORT,
+    WEB,
+    World,
+    host_state,
+    world,
+)
+from tests.e2e.conftest import ROOT, environment
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
+SERVE = "mkdir -p /srv/www; echo {text} >/srv/www/index.html; busybox httpd -p {port} -h /srv/www"
+
+
+@dataclass
+class Site:
+    """A home whose node runs on a host of its own, and that host's internet."""
+
+    home: Home
+    world: World
+    node: NodeClient
+
+    async def start(self, **settings: object) -> AsyncSandbox:
+        return await AsyncSandbox.create("tiny", home=self.home, **settings)  # type: ignore[arg-type]
+
+    async def kill_node(self) -> None:
+        health = await self.node.health()
+        assert health is not None
+        os.kill(health.pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def site_of(home: Home) -> AsyncIterator[Site]:
+    """With the snapshots of ``home``. At the end nothing of it is left on its host."""
+    own = Home(Path(tempfile.mkdtemp(prefix="aenv-net-", dir=home.root.parent)))
+    shutil.copytree(home.repository, own.repository, copy_function=os.link)
+    settings = NetworkSettings(
+        low_water=1, high_water=2, nameservers=(NAME_SERVER,), run_directory=own.root / "run"
+    )
+    own.network.mkdir()
+    (own.network / "config.json").write_text(settings.model_dump_json())
+    async with world(own.root) as made:
+        before, node = host_state(own.root), NodeClient(own)
+        try:
+            yield Site(own, made, node)
+        finally:
+            for info in await node.list():
+                await node.kill(info.sandbox_id)
+            await node.shutdown(kill=True)
+        for _ in range(50):
+            if (after := host_state(own.root)) == before:
+                break
+            await asyncio.sleep(0.1)
+        assert {key: (before[key], after[key]) for key in before if before[key] != after[key]} == {}
+        assert not list((own.network / "slots").glob("*"))
+    shutil.rmtree(own.root)
+
+
+async def out(sandbox: AsyncSandbox, command: str) -> str:
+    return (await sandbox.commands.run(command, timeout=60)).stdout.strip()
+
+
+async def reaches(sandbox: AsyncSandbox, address: str, port: int = 80) -> bool:
+    said = await out(sandbox, f"busybox nc -w 3 {address} {port} </dev/null | busybox head -n 1")
+    return said.count(".") == 3
+
+
+async def fetch(host: str, port: int | None = None) -> str:
+    """An HTTP/1.0 request to a host's port, or to a unix socket."""
+    opening = asyncio.open_unix_connection(host) if port is None else asyncio.open_connection(host, port)
+    reader, writer = await asyncio.wait_for(opening, 5)
+    writer.write(b"GET / HTTP/1.0\r\n\r\n")
+    text = await asyncio.wait_for(reader.read(), 10)
+    writer.close()
+    return text.decode().rpartition("\n\n")[2].rpartition("\r\n\r\n")[2].strip()
+
+
+async def test_a_sandbox_reaches_the_internet_and_no_neighbour(home: Home) -> None:
+    async with site_of(home) as site:
+        one, two = await site.start(), await site.start(internet=False)
+        info = await two.get_info()
+        assert info.host_address and not info.network.internet and (await one.get_info()).network.internet
+        await two.commands.run(SERVE.format(text="two", port=80))
+        assert await fetch(*_split(await two.get_host(80))) == "two"  # the host does
+        assert await reaches(one, WEB) and "198.51.100.80" in await out(
+            one, "busybox nslookup -type=a web.example.org"
+        )
+        assert not await reaches(two, WEB)
+        for address, port in (
+            (info.host_address, 80),
+            (HOST_PUBLIC, SERVICE_PORT),
+            ("10.0.2.2", SERVICE_PORT),
+            (METADATA, 80),
+            (PRIVATE_WEB, 80),
+        ):
+            assert not await reaches(one, address, port), address
+
+
+def _split(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host, int(port)
+
+
+async def test_rules_change_at_once_and_survive_pause_resume_and_fork(home: Home) -> None:
+    async with site_of(home) as site:
+        one = await site.start(allow=["web.example.org"])
+        assert "198.51.100.80" in await out(one, "busybox nslookup -type=a web.example.org")
+        assert await reaches(one, WEB) and not await reaches(one, OTHER_WEB)
+        policy = (await one.get_info()).network
+        (child,) = await one.fork()
+        assert isinstance(child, AsyncSandbox)
+        await one.pause()
+        assert (await one.get_info()).host_address is None
+        await one.resume()
+        for sandbox in (one, child):  # they know the address from before, and do not ask again
+            assert await reaches(sandbox, WEB) and not await reaches(sandbox, OTHER_WEB)
+            assert (await sandbox.get_info()).network == policy
+        await one.set_network(allow=[OTHER_WEB])
+        assert await reaches(one, OTHER_WEB) and not await reaches(one, WEB)
+        assert await reaches(child, WEB), "a child's rules are its own"
+        await one.set_network(internet=True, allow=[], deny=["198.51.100.80/32"])
+        assert await reaches(one, OTHER_WEB) and not await reaches(one, WEB)
+        await one.set_network(internet=False, deny=[])
+        assert not await reaches(one, OTHER_WEB)
+        await one.pause()
+        await one.set_network(internet=True)
+        await one.resume()
+        assert await reaches(one, OTHER_WEB)
+
+
+async def test_published_and_forwarded_ports(home: Home) -> None:
+    async with site_of(home) as site:
+        path = site.home.root / "app.sock"
+        one = await site.start(publish={str(path): 8000})
+        await one.commands.run(SERVE.format(text="served", port=8000))
+        assert await fetch(str(path)) == "served" and path.stat().st_mode & 0o777 == 0o600
+        forward = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "aenv_run.cli", "port-forward", one.sandbox_id, "18000:8000"),
+            cwd=ROOT,
+            env=environment(site.home),
+            stderr=asyncio.subprocess.PIPE,
+        )
+        assert forward.stderr is not None
+        assert b"18000" in await asyncio.wait_for(forward.stderr.readline(), 30)
+        assert await fetch("127.0.0.1", 18000) == "served"
+        forward.send_signal(signal.SIGINT)
+        assert await asyncio.wait_for(forward.wait(), 10) == 130
+        await site.kill_node()
+        assert (await one.get_info()).published[0].port == 8000  # a new node
+        assert await fetch(str(path)) == "served"
+        await one.pause()
+        assert not path.exists()
+        await one.resume()
+        assert await fetch(str(path)) == "served"
+        await one.kill()
+        assert not path.exists()
+
+
+async def test_a_killed_node_leaves_no_namespace_link_or_rule(home: Home) -> None:
+    async with site_of(home) as site:
+        one, two, gone = await site.start(deny=[OTHER_WEB]), await site.start(), await site.start()
+        await two.pause()
+        await site.kill_node()
+        engine = next(
+            int(entry.name)
+            for entry in Path("/proc").iterdir()
+            if entry.name.isdigit() and _works_in(entry, site.home.sandboxes / gone.sandbox_id / "machine")
+        )
+        os.kill(engine, signal.SIGKILL)
+        slots = len(list((site.home.network / "slots").glob("*.json")))
+        assert slots > 2, "warm ones are left too"
+        assert await out(one, "echo still here") == "still here"
+        infos = {info.sandbox_id: info for info in await site.node.list()}  # a new node
+        assert infos[(await one.get_info()).sandbox_id].host_address
+        assert await reaches(one, WEB) and not await reaches(one, OTHER_WEB)
+        with pytest.raises(SandboxDead):
+            await gone.commands.run("true")
+        await two.resume()
+        assert await reaches(two, OTHER_WEB)
+
+
+def _works_in(entry: Path, directory: Path) -> bool:
+    try:
+        return (entry / "cwd").readlink() == directory
+    except OSError:
+        return False
+
+
+async def test_without_a_network_of_its_own_there_is_no_way_out(home: Home, tmp_path: Path) -> None:
+    started_s = time.monotonic()
+    for asked in ({"internet": True}, {"allow": ["example.org"]}, {"publish": {str(tmp_path / "s"): 80}}):
+        with pytest.raises(Unsupported, match="switched off"):
+            await AsyncSandbox.create("tiny", home=home, **asked)  # type: ignore[arg-type]
+    assert time.monotonic() - started_s < 10
+    async with await AsyncSandbox.create("tiny", home=home) as one:
+        assert not (await one.get_info()).network.internet
+        with pytest.raises(Unsupported):
+            await one.get_host(80)
+        with pytest.raises(Unsupported):
+            await one.set_network(internet=True)
+    with pytest.raises(NotFound):
+        await one.get_info()
