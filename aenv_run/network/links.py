@@ -40,7 +40,9 @@ ROUTER_SETTINGS = NO_IPV6 | {
 
 
 class NumberTaken(AenvError):
-    """Another home of this host took the slot's number first."""
+    """Another home of this host took the slot's number first; the next number is tried."""
+
+    code, exit_code, http_status, retryable = "network_number_taken", 75, 503, True
 
 
 @dataclass(frozen=True)
