@@ -29,7 +29,7 @@ func main() {
 	if len(args) > 0 {
 		command, args = args[0], args[1:]
 	} else if os.Getpid() != 1 && os.Args[0] != "/init" {
-		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | version")
+		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | container [flags] | bridge [flags] | version")
 		os.Exit(2)
 	}
 	if os.Getpid() == 1 && (filepath.Base(os.Args[0]) == "init" || command == "init") {
@@ -49,15 +49,36 @@ func main() {
 			fmt.Fprintln(os.Stderr, "envd:", err)
 			os.Exit(1)
 		}
+	case "container":
+		os.Exit(container(args))
+	case "bridge":
+		if err := bridge(args); err != nil {
+			fmt.Fprintln(os.Stderr, "envd:", err)
+			os.Exit(1)
+		}
 	case "version":
 		fmt.Println(version)
 	default:
-		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve or version\n", command)
+		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve, container, bridge or version\n", command)
 		os.Exit(2)
 	}
 }
 
 func logf(format string, args ...any) { fmt.Fprintf(os.Stderr, "envd: "+format+"\n", args...) }
+
+func container(args []string) int {
+	flags := flag.NewFlagSet("container", flag.ExitOnError)
+	dns := flags.String("dns", "", "name servers, separated by commas")
+	_ = flags.Parse(args)
+	return boot.Container(*dns)
+}
+
+func bridge(args []string) error {
+	flags := flag.NewFlagSet("bridge", flag.ExitOnError)
+	port := flags.Int("port", 49983, "TCP port of this machine")
+	_ = flags.Parse(args)
+	return boot.Bridge(*port)
+}
 
 func serve(args []string) error {
 	flags := flag.NewFlagSet("serve", flag.ExitOnError)

@@ -1,0 +1,249 @@
+"""The gVisor driver: runsc at native speed without /dev/kvm, on the same qcow2 layers as every driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+from dataclasses import asdict
+from pathlib import Path
+
+from aenv_run import disk, process
+from aenv_run.drivers import gvisor_cgroup, gvisor_host, gvisor_spec
+from aenv_run.drivers.guest_image import known_digest
+from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
+from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
+from aenv_run.drivers.gvisor_host import Verdict
+from aenv_run.drivers.gvisor_machine import GvisorMachine, Record
+from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, IMAGE, PLAN, ROOT, Plan
+from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
+from aenv_run.drivers.qemu_host import host_cpu
+from aenv_run.errors import (
+    AenvError,
+    BootFailed,
+    Conflict,
+    CorruptData,
+    DriverUnavailable,
+    InvalidInput,
+    RestoreIncompatible,
+    SandboxDead,
+    Unsupported,
+)
+from aenv_run.paths import Home
+from aenv_run.snapshot import MemoryFacts
+from aenv_run.types import MachineSpec
+
+IMAGE_IN = "image"
+ENGINE_LOG = "engine.log"
+#: The files of a checkpoint that every version has; newer ones may write more.
+CHECKPOINT = "checkpoint"
+ANSWER_BYTES = 1 << 20
+
+
+class GvisorDriver:
+    """See ``protocol.Driver``. Holds nothing but where the home is."""
+
+    name = DriverName.GVISOR
+    caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=False, native_speed=True)
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+
+    async def probe(self) -> Probe:
+        """Does it work here."""
+        return await gvisor_host.probe(self._home)
+
+    async def _verdict(self) -> Verdict:
+        found = await gvisor_host.verdict(self._home)
+        if not found.platform:
+            raise DriverUnavailable(f"gVisor does not work here: {found.detail}", fix="run `aenv doctor`")
+        return found
+
+    async def facts(self, machine: MachineSpec) -> MemoryFacts:
+        """What a memory image made here and now would be bound to."""
+        found = await self._verdict()
+        runsc, envd = gvisor_host.runsc_path(), gvisor_host.envd_path(self._home)
+        return MemoryFacts(
+            driver=self.name,
+            vmm_version=await gvisor_host.runsc_version(self._home),
+            mode="ptrace" if found.platform == "ptrace" else "systrap",
+            cpu=host_cpu(),
+            kernel_digest=await asyncio.to_thread(known_digest, runsc),
+            envd_digest=await asyncio.to_thread(known_digest, envd),
+            devices=f"{gvisor_spec.SHAPE} cpus={machine.cpus} memory={machine.memory_mib}MiB",
+        )
+
+    async def check_restore(self, spec: RestoreSpec) -> None:
+        """Raise ``RestoreIncompatible`` naming every fact that differs; nothing is started."""
+        if spec.facts is None or CHECKPOINT not in spec.memory:
+            raise InvalidInput(f"a restore needs the facts and the file {CHECKPOINT}; it has {sorted(spec.memory)}")
+        here = await self.facts(spec.machine)
+        different = [
+            f"{field}: it was made with {theirs}, here is {ours}"
+            for field in MemoryFacts.model_fields
+            if (theirs := getattr(spec.facts, field)) != (ours := getattr(here, field))
+        ]
+        if different:
+            raise RestoreIncompatible(
+                "the memory snapshot cannot be restored here:\n  " + "\n  ".join(different),
+                fix="boot it cold from its disk part, or restore it where these are equal",
+            )
+
+    async def boot(self, spec: BootSpec) -> GvisorMachine:
+        """Cold boot; returns when the daemon answers."""
+        machine = await self._start(spec, await self.facts(spec.machine), restore="")
+        return await _ready(machine, spec.timeout_s, "did not boot")
+
+    async def restore(self, spec: RestoreSpec) -> GvisorMachine:
+        """Resume from memory; returns when the daemon has answered: runsc's own word for it is no proof."""
+        await self.check_restore(spec)
+        assert spec.facts is not None
+        image = spec.directory / IMAGE_IN
+        shutil.rmtree(image, ignore_errors=True)
+        image.mkdir()
+        for role, path in spec.memory.items():
+            (image / f"{role}{SUFFIX}").symlink_to(path.absolute())
+        machine = await self._start(spec, spec.facts, restore=IMAGE_IN)
+        return await _ready(machine, spec.timeout_s, "was restored and does not answer")
+
+    async def attach(self, directory: Path) -> GvisorMachine | None:
+        """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
+        return await GvisorMachine.attach(directory)
+
+    async def _start(self, spec: BootSpec, facts: MemoryFacts, *, restore: str) -> GvisorMachine:
+        """Start the supervisor and wait for its word; on any way out but success nothing is left."""
+        if spec.internet and spec.network is None:
+            raise Unsupported(
+                "the gvisor driver has no internet of its own: it needs a network slot",
+                fix="give the machine a network, or boot it without internet",
+            )
+        directory = spec.directory.absolute()
+        found = await self._verdict()
+        layers = tuple(layer.absolute() for layer in spec.disk)
+        virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
+        _clear(directory)
+        disk.write_overlay(overlay_path(directory, 1), virtual_bytes)
+        name = gvisor_cgroup.name_of(directory)
+        groups = gvisor_cgroup.directories(name) if found.cgroups else ()
+        self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
+        plan = _plan(spec, found, layers, groups, restore)
+        (directory / PLAN).write_text(json.dumps(asdict(plan)))
+        return await _launch(spec, directory, facts, groups)
+
+    def _write_bundle(self, spec: BootSpec, directory: Path, cgroup: str | None) -> None:
+        envd = gvisor_host.envd_path(self._home)
+        container = gvisor_spec.Container(spec.machine, directory / ROOT, envd, spec.network, cgroup)
+        (directory / BUNDLE).mkdir(exist_ok=True)
+        (directory / BUNDLE / "config.json").write_text(json.dumps(gvisor_spec.describe(container)))
+
+
+def _plan(spec: BootSpec, found: Verdict, layers: tuple[Path, ...], groups: tuple[Path, ...], restore: str) -> Plan:
+    storage = ["qemu-storage-daemon"]
+    for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
+        storage += ["--blockdev", json.dumps(node)]
+    export = {
+        "type": "fuse", "id": "disk", "node-name": overlay_name(1), "mountpoint": IMAGE, "writable": True,
+        "growable": False,
+    }  # fmt: skip
+    slot = spec.network
+    return Plan(
+        storage=[*storage, "--export", json.dumps(export)],
+        top=overlay_name(1),
+        runsc=gvisor_spec.flags(
+            gvisor_host.runsc_path(), found.platform, network=slot is not None, cgroups=found.cgroups
+        ),
+        restore=restore,
+        check_disk=True,
+        hide_net_sysctl=found.hide_net_sysctl and slot is not None,
+        netns=str(slot.guest_netns) if slot else "",
+        addresses=gvisor_spec.addresses(slot) if slot else "",
+        bridge=[] if slot else [gvisor_spec.DAEMON, "bridge", "--port", str(gvisor_spec.DAEMON_PORT)],
+        keep=gvisor_spec.KEEP,
+        oom_files=[str(path) for path in gvisor_cgroup.oom_files(groups)],
+    )
+
+
+async def _launch(spec: BootSpec, directory: Path, facts: MemoryFacts, groups: tuple[Path, ...]) -> GvisorMachine:
+    receive, send = os.pipe()
+    argv = gvisor_host.python("aenv_run.drivers.gvisor_supervisor", "main(sys.argv[1], int(sys.argv[2]))")
+    try:
+        child = await process.spawn(
+            [*gvisor_host.namespaces(), *argv, str(directory), str(send)],
+            log=directory / ENGINE_LOG, ephemeral=spec.ephemeral, cwd=directory, pass_fds=(send,),
+        )  # fmt: skip
+    except BaseException:
+        os.close(receive)
+        raise
+    finally:
+        os.close(send)
+    try:
+        answer = await _answer(receive, spec.timeout_s)
+        if "error" in answer:
+            raise _start_failed(answer, directory)
+        pid = peer_pid(directory)
+        ticks = process.read_start_ticks(pid)
+        if ticks is None:
+            raise BootFailed("the sandbox ended as soon as it was started")
+        host = spec.network.host_address if spec.network else "127.0.0.1"
+        port = int(str(answer["port"])) or gvisor_spec.DAEMON_PORT
+        record = Record(
+            pid=pid, start_ticks=ticks, host=host, port=port, machine=spec.machine, facts=facts, cgroups=groups
+        )
+        record.write(directory)
+    except BaseException:
+        child.kill_group()
+        await asyncio.shield(asyncio.to_thread(gvisor_cgroup.remove, groups))
+        raise
+    return GvisorMachine(directory, record, child)
+
+
+def _start_failed(answer: Json, directory: Path) -> AenvError:
+    error = error_of(answer)
+    if isinstance(error, CorruptData):
+        return error
+    with contextlib.suppress(OSError):
+        said = (directory / ENGINE_LOG).read_text(errors="replace").strip()[-1000:]
+        return BootFailed(f"the sandbox did not start: {error.message}" + (f"\n{said}" if said else ""))
+    return BootFailed(f"the sandbox did not start: {error.message}")
+
+
+async def _answer(descriptor: int, timeout_s: float) -> Json:
+    """The supervisor's first line; none at all when it ended before it could write one."""
+    reader = asyncio.StreamReader(limit=ANSWER_BYTES)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(descriptor, "rb", buffering=0)
+    )
+    try:
+        async with asyncio.timeout(timeout_s):
+            line = await reader.readline()
+    except TimeoutError as error:
+        raise BootFailed(f"the sandbox did not start in {timeout_s:g} s") from error
+    finally:
+        transport.close()
+    if not line:
+        return {"error": "its supervisor ended without a word"}
+    answer: Json = json.loads(line)
+    return answer
+
+
+async def _ready(machine: GvisorMachine, timeout_s: float, what: str) -> GvisorMachine:
+    try:
+        await machine.wait_ready(timeout_s, what)
+    except BaseException:
+        await asyncio.shield(asyncio.to_thread(machine.kill_now))
+        raise
+    return machine
+
+
+def _clear(directory: Path) -> None:
+    """Remove a former machine's files; Conflict when it lives."""
+    record = Record.read(directory)
+    if record is not None and process.is_alive(record.pid, record.start_ticks):
+        raise Conflict(f"a machine lives in {directory} (process {record.pid})", fix="kill it first")
+    names = ("disk-*.qcow2", "machine.json", PLAN, CONTROL, EXIT, CONSOLE, ENGINE_LOG, "storage.log", IMAGE)
+    for pattern in names:
+        for path in directory.glob(pattern):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()

@@ -1,0 +1,132 @@
+"""Capturing a gVisor machine: its memory by runsc, its disk sealed in the storage daemon, all of one instant."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import httpx
+
+from aenv_run import disk, memory
+from aenv_run.capture import Capture
+from aenv_run.drivers.gvisor_control import CheckpointFailed, request
+from aenv_run.drivers.protocol import Endpoint
+from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
+from aenv_run.snapshot import MemoryFacts
+
+CAPTURE_TIMEOUT_S, DISCONNECT_TIMEOUT_S = 900.0, 10.0
+FULL = (errno.ENOSPC, errno.EDQUOT)
+NEARLY_FULL_BYTES = 1 << 20
+#: How runsc names the files of a checkpoint.
+SUFFIX = ".img"
+
+
+def overlay_name(number: int) -> str:
+    """The node of the machine's n-th overlay; its file adds ``.qcow2``."""
+    return f"disk-{number:03}"
+
+
+def overlay_path(directory: Path, number: int) -> Path:
+    """The file of it."""
+    return directory / f"{overlay_name(number)}.qcow2"
+
+
+async def capture(
+    machine: Path, directory: Path, *, facts: MemoryFacts | None, endpoint: Endpoint, disk_mib: int, keep_running: bool
+) -> Capture:
+    """Capture, with memory if there are ``facts``; or raise with the machine as it was and ``directory`` gone."""
+    state = await request(machine, {"op": "state"}, timeout_s=60.0)
+    top = int(str(state["top"]).rpartition("-")[2])
+    following = overlay_path(machine, top + 1)
+    try:
+        directory.mkdir(parents=True)
+    except FileExistsError as error:
+        raise Conflict(f"the capture directory {directory} exists already") from error
+    try:
+        disk.write_overlay(following, disk_mib << 20)
+        if facts is not None and not state["paused"]:
+            await _disconnect(endpoint)
+        answer = await request(
+            machine,
+            {
+                "op": "capture",
+                "directory": str(directory.absolute()),
+                "memory": facts is not None,
+                "keep_running": keep_running,
+                "node": disk.overlay_node(Path(following.name), overlay_name(top + 1), None),
+            },
+            timeout_s=CAPTURE_TIMEOUT_S,
+        )
+        return _hand_over(machine, directory, top, facts, float(str(answer["stopped_ms"])))
+    except BaseException as error:
+        shutil.rmtree(directory, ignore_errors=True)
+        if not await _is_top(machine, top + 1):
+            following.unlink(missing_ok=True)
+        raise _explain(error, machine, directory) from error
+
+
+async def _is_top(machine: Path, number: int) -> bool:
+    try:
+        state = await request(machine, {"op": "state"}, timeout_s=10.0)
+    except SandboxDead:
+        return False
+    return state["top"] == overlay_name(number)
+
+
+async def _disconnect(endpoint: Endpoint) -> None:
+    """Have the daemon close every connection but this one, which ends with it.
+
+    One that is established at the checkpoint poisons the image: the restored guest never listens (measured).
+    """
+    try:
+        async with httpx.AsyncClient(base_url=endpoint.url, trust_env=False, timeout=DISCONNECT_TIMEOUT_S) as client:
+            reply = await client.post("/init", json={"restored": True}, headers={"Connection": "close"})
+    except httpx.TransportError as error:
+        raise SandboxDead(f"the sandbox's daemon is unreachable before a capture: {error}") from error
+    if not reply.is_success:
+        raise Conflict(
+            f"the sandbox's daemon did not let go of its connections ({reply.status_code})",
+            fix="detach the guest (Guest.detach) before a capture with memory",
+        )
+
+
+def _hand_over(machine: Path, directory: Path, top: int, facts: MemoryFacts | None, stopped_ms: float) -> Capture:
+    files = {path.name.removesuffix(SUFFIX): path for path in sorted(directory.glob(f"*{SUFFIX}"))}
+    layers = []
+    for number in range(1, top + 1):
+        sealed = overlay_path(machine, number)
+        sealed.chmod(0o444)
+        layers.append(directory / sealed.name)
+        _link_or_copy(sealed, layers[-1])
+    for path in files.values():
+        path.chmod(0o444)
+    return Capture(directory, tuple(layers), files if facts else {}, facts, stopped_ms)
+
+
+def _link_or_copy(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
+            raise
+        memory.copy_sparse(source, target)
+        target.chmod(0o444)
+
+
+def _explain(error: BaseException, machine: Path, directory: Path) -> BaseException:
+    if isinstance(error, SandboxDead | Conflict | asyncio.CancelledError):
+        return error
+    if isinstance(error, OSError | AenvError):
+        number = error.errno if isinstance(error, OSError) else None
+        free = min(shutil.disk_usage(path).free for path in (directory.parent, machine))
+        if number in FULL or "no space left" in str(error).lower() or free < NEARLY_FULL_BYTES:
+            return NoSpace(
+                f"the disk is full: {directory} could not be captured; the machine runs on",
+                fix="free disk space and try again",
+            )
+    if isinstance(error, CheckpointFailed):
+        return AenvError(f"runsc could not save the memory of the sandbox, which runs on: {error.message}")
+    return error

@@ -1,0 +1,91 @@
+"""Talking to a sandbox's supervisor: one request, one answer, on its unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+
+from aenv_run.disk_mount import JsonValue
+from aenv_run.drivers.gvisor_supervisor import CONTROL
+from aenv_run.errors import AenvError, Conflict, CorruptData, SandboxDead
+
+MAX_ANSWER_BYTES = 1 << 20
+Json = dict[str, JsonValue]
+
+
+class CheckpointFailed(AenvError):
+    """runsc could not save the memory; the message is its own."""
+
+    code = "vmm_refused"
+
+
+def error_of(answer: Json) -> AenvError:
+    """Our error for a failed request."""
+    message = str(answer.get("error"))
+    match answer.get("kind"):
+        case "corrupt":
+            return CorruptData(message, fix="restore the disk from another snapshot, or build it again")
+        case "checkpoint":
+            return CheckpointFailed(message)
+        case _:
+            return AenvError(message)
+
+
+async def request(directory: Path, message: Json, *, timeout_s: float) -> Json:
+    """The supervisor's answer; its error as ours; SandboxDead when there is nobody to answer."""
+    loop = asyncio.get_running_loop()
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+    connection.setblocking(False)
+    writer: asyncio.StreamWriter | None = None
+    try:
+        async with asyncio.timeout(timeout_s):
+            with _address(directory) as address:
+                await loop.sock_connect(connection, address)
+            reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_ANSWER_BYTES)
+            writer.write(json.dumps(message).encode() + b"\n")
+            line = await reader.readline()
+    except TimeoutError as error:
+        raise SandboxDead(f"the sandbox's supervisor did not answer {message['op']} in {timeout_s:g} s") from error
+    except OSError as error:
+        raise SandboxDead("the sandbox's supervisor is gone") from error
+    finally:
+        if writer is not None:
+            writer.close()
+        connection.close()
+    if not line:
+        raise SandboxDead(f"the sandbox ended during {message['op']}")
+    answer: Json = json.loads(line)
+    if "error" in answer:
+        raise error_of(answer)
+    return answer
+
+
+def peer_pid(directory: Path) -> int:
+    """The supervisor's process id as this process sees it (inside its own namespace it is 1)."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+        with _address(directory) as address:
+            connection.connect(address)
+        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        pid: int = struct.unpack("3i", raw)[0]
+    if pid <= 0:
+        raise Conflict("the sandbox's supervisor runs in another pid namespace")
+    return pid
+
+
+@contextlib.contextmanager
+def _address(directory: Path) -> Iterator[str]:
+    """A socket's path may have 107 bytes only: through a descriptor of its directory it always fits."""
+    try:
+        descriptor = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxDead(f"the sandbox's directory {directory} is gone") from error
+    try:
+        yield f"/proc/self/fd/{descriptor}/{CONTROL}"
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,118 @@
+"""What runsc is told: the container's ``config.json`` and the global flags. Equal at boot and at every restore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from aenv_run.drivers.protocol import NetworkSlot
+from aenv_run.types import MachineSpec
+
+#: Names what a memory image depends on beside the facts: mounts and their order, flags, capabilities.
+SHAPE = "gvisor/1 root run-tmpfs envd-bind"
+DAEMON = "/run/aenv/envd"
+DAEMON_PORT = 49983
+#: Left in /tmp before a cold boot, removed by the daemon: see ``disk_mount.prepare_root``.
+KEEP = ".aenv-keep"
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+OPEN_FILES = 1 << 16
+#: The sandbox's kernel counts as well, with some 22 threads when idle and more under load.
+MAX_PROCESSES = 4096
+CPU_PERIOD_US = 100_000
+#: All of them: they count against gVisor's kernel, not against the host's.
+CAPABILITIES = [
+    f"CAP_{name}"
+    for name in (
+        "AUDIT_CONTROL AUDIT_WRITE CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE "
+        "LINUX_IMMUTABLE MKNOD NET_ADMIN NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID "
+        "SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_NICE SYS_PACCT SYS_PTRACE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG"
+    ).split()
+]
+
+Value = str | int | bool | list["Value"] | dict[str, "Value"]
+
+
+@dataclass(frozen=True)
+class Container:
+    """One container to describe."""
+
+    machine: MachineSpec
+    root: Path
+    envd: Path
+    network: NetworkSlot | None
+    cgroup: str | None
+
+
+def _mount(destination: str, kind: str, *options: str, source: str | None = None) -> Value:
+    return {"destination": destination, "type": kind, "source": source or kind, "options": list(options)}
+
+
+def _mounts(envd: Path) -> list[Value]:
+    return [
+        _mount("/proc", "proc"),
+        _mount("/dev", "tmpfs"),
+        _mount("/sys", "sysfs", "nosuid", "noexec", "nodev", "ro"),
+        _mount("/dev/shm", "tmpfs", "nosuid", "nodev", "mode=1777"),
+        _mount("/dev/pts", "devpts"),
+        _mount("/run", "tmpfs", "nosuid", "nodev", "mode=0755"),
+        _mount(DAEMON, "bind", "bind", "ro", source=str(envd)),
+    ]
+
+
+def describe(container: Container) -> dict[str, Value]:
+    """The OCI configuration."""
+    network: dict[str, Value] = {"type": "network"}
+    daemon = [DAEMON, "container"]
+    if (slot := container.network) is not None:
+        network["path"] = str(slot.guest_netns)
+        daemon += ["--dns", slot.dns]
+    namespaces: list[Value] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
+    linux: dict[str, Value] = {"namespaces": [*namespaces, network]}
+    if container.cgroup is not None:
+        linux["cgroupsPath"] = container.cgroup
+        linux["resources"] = {
+            "memory": {"limit": container.machine.memory_mib << 20},
+            "cpu": {"quota": container.machine.cpus * CPU_PERIOD_US, "period": CPU_PERIOD_US},
+            "pids": {"limit": MAX_PROCESSES},
+        }
+    sets: dict[str, Value] = {name: [*CAPABILITIES] for name in ("bounding", "effective", "inheritable", "permitted")}
+    return {
+        "ociVersion": "1.0.2",
+        "hostname": "sandbox",
+        "root": {"path": str(container.root), "readonly": False},
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": [*daemon],
+            "env": [f"PATH={PATH}", "HOME=/root"],
+            "cwd": "/",
+            "capabilities": sets,
+            "rlimits": [{"type": "RLIMIT_NOFILE", "hard": OPEN_FILES, "soft": OPEN_FILES}],
+        },
+        "mounts": _mounts(container.envd),
+        "linux": linux,
+    }
+
+
+def addresses(slot: NetworkSlot) -> str:
+    """Commands for ``ip -batch`` in the guest's namespace. Some may be in place already: run them with -force."""
+    address = slot.guest_address if "/" in slot.guest_address else f"{slot.guest_address}/24"
+    return (
+        f"link set lo up\naddr replace {address} dev {slot.device}\nlink set {slot.device} up\n"
+        f"route replace default via {slot.gateway} dev {slot.device}\n"
+    )
+
+
+def flags(program: Path, platform: str, *, network: bool, cgroups: bool) -> list[str]:
+    """runsc and its global flags.
+
+    overlay2=none: files go to the disk. net-disconnect-ok: else any TCP connection breaks a checkpoint.
+    """
+    return [
+        str(program),
+        f"--platform={platform}",
+        f"--network={'sandbox' if network else 'none'}",
+        "--overlay2=none",
+        "--net-disconnect-ok",
+        "--net-raw",
+        *(["--cpu-num-from-quota"] if cgroups else ["--ignore-cgroups"]),
+    ]

@@ -1,0 +1,307 @@
+"""Process 1 of a sandbox's own pid and mount namespace: its disk, runsc and its ways in. Killing it ends all.
+
+The driver writes ``plan.json`` and starts this; one line of JSON on an inherited descriptor tells how it went.
+After that it answers requests, one line of JSON each way, on ``control.sock``. Standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aenv_run import disk_mount
+from aenv_run.disk_mount import DiskError, JsonValue
+from aenv_run.drivers.gvisor_children import Children
+from aenv_run.drivers.gvisor_forward import Forwarder
+
+PLAN, CONTROL, EXIT, CONSOLE = "plan.json", "control.sock", "exit.json", "console.log"
+IMAGE, ROOT, BUNDLE, PID_FILE = "disk.raw", "root", "bundle", "sentry.pid"
+#: A place for runsc's own state that every proc has, that nobody uses and that goes away with the namespace.
+STATE = "/proc/driver"
+NET_SYSCTL = "/proc/sys/net"
+CONTAINER = "aenv"
+CONSOLE_LIMIT_BYTES = 1 << 20
+START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 5.0
+
+Json = dict[str, JsonValue]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver wants started. ``storage`` lacks the monitor, which is added here."""
+
+    storage: list[str]
+    top: str
+    runsc: list[str]
+    restore: str = ""
+    check_disk: bool = False
+    hide_net_sysctl: bool = False
+    netns: str = ""
+    addresses: str = ""
+    bridge: list[str] = field(default_factory=list)
+    keep: str = ""
+    oom_files: list[str] = field(default_factory=list)
+
+
+class Failure(Exception):
+    """What is told to the driver; ``kind`` chooses its error."""
+
+    def __init__(self, message: str, kind: str = "failed") -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Supervisor:
+    """One machine. Requests are served one at a time; ``ended`` is set when the machine is over."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._children = Children()
+        self._storage: disk_mount.StorageDaemon | None = None
+        self._forwarder: Forwarder | None = None
+        self._busy = threading.Lock()
+        self._paused = False
+        self._top = plan.top
+        self._reason = ""
+        self.ended = threading.Event()
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def start(self) -> Json:
+        """Bring the machine up; what the driver must know of it."""
+        self._mounts()
+        self._open_disk()
+        if self._plan.netns:
+            self._put_addresses()
+        self._start_runsc()
+        if self._plan.bridge:
+            self._forwarder = Forwarder(self._children, [*self._runsc("exec"), CONTAINER, *self._plan.bridge])
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        Path(CONTROL).unlink(missing_ok=True)
+        listener.bind(CONTROL)
+        listener.listen(8)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return {"port": self._forwarder.port if self._forwarder else 0}
+
+    def _mounts(self) -> None:
+        disk_mount.mount("proc", "/proc", "proc", disk_mount.MS_NOSUID | disk_mount.MS_NODEV | disk_mount.MS_NOEXEC)
+        disk_mount.mount("tmpfs", STATE, "tmpfs", disk_mount.MS_NOSUID | disk_mount.MS_NODEV, "mode=0700")
+        if self._plan.hide_net_sysctl:
+            # runsc takes this directory's existence as a sign of the host's own network namespace and refuses.
+            disk_mount.mount("tmpfs", NET_SYSCTL, "tmpfs", disk_mount.MS_RDONLY, "size=4k")
+
+    def _open_disk(self) -> None:
+        ours, theirs = socket.socketpair()
+        log = _append("storage.log")
+        empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            theirs.set_inheritable(True)
+            disk_mount.image_file(Path(IMAGE))
+            monitor = ["--chardev", f"socket,id=qmp,fd={theirs.fileno()}", "--monitor", "chardev=qmp"]
+            pid = self._children.spawn([*self._plan.storage, *monitor], stdin=empty, stdout=log, stderr=log)
+        finally:
+            theirs.close()
+            os.close(log)
+            os.close(empty)
+        self._children.adopt(pid, lambda code: self._over(f"its disk service ended (code {code}): {_tail('storage.log')}"))
+        self._storage = disk_mount.StorageDaemon(ours)
+        try:
+            self._storage.greet(START_S)
+        except DiskError as error:
+            raise Failure(f"{error}: {_tail('storage.log')}") from error
+        if self._plan.check_disk:
+            self._check_disk()
+        Path(ROOT).mkdir(exist_ok=True)
+        disk_mount.mount_image(IMAGE, ROOT)
+        if not self._plan.restore:
+            disk_mount.prepare_root(ROOT, self._plan.keep)
+
+    def _check_disk(self) -> None:
+        """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, then look at all of it."""
+        self._children.run(["e2fsck", "-E", "journal_only", "-y", IMAGE], timeout_s=CHECKPOINT_S)
+        code, said = self._children.run(["e2fsck", "-f", "-n", IMAGE], timeout_s=CHECKPOINT_S)
+        if code != 0:
+            raise Failure(f"the file system of the disk is damaged, it was not mounted: {said[-1500:]}", "corrupt")
+
+    def _put_addresses(self) -> None:
+        """runsc takes them off the interface at every start; the next start needs them there."""
+        source = os.memfd_create("addresses", os.MFD_CLOEXEC)
+        try:
+            os.write(source, self._plan.addresses.encode())
+            os.lseek(source, 0, os.SEEK_SET)
+            code, said = self._children.run(
+                ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"], timeout_s=CALL_S, stdin=source
+            )
+        finally:
+            os.close(source)
+        if code != 0:
+            raise Failure(f"the network slot cannot be given its addresses: {said[-500:]}")
+
+    def _runsc(self, *arguments: str) -> list[str]:
+        return [*self._plan.runsc, "--root", STATE, *arguments]
+
+    def _start_runsc(self) -> None:
+        how = ["restore", "-image-path", self._plan.restore] if self._plan.restore else ["run"]
+        argv = self._runsc(*how, "-detach", "-bundle", BUNDLE, "-pid-file", PID_FILE, CONTAINER)
+        console = _append(CONSOLE)
+        empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:  # the machine keeps these descriptors: files, as pipes would end with their reader
+            code = self._children.wait(
+                self._children.spawn(argv, stdin=empty, stdout=console, stderr=console), START_S
+            )
+        finally:
+            os.close(console)
+            os.close(empty)
+        if code != 0:
+            raise Failure(f"runsc {how[0]} failed (code {code}): {_tail(CONSOLE)}")
+        self._children.adopt(int(Path(PID_FILE).read_text()), self._sentry_ended)
+
+    # -- end -----------------------------------------------------------------------------------------------
+
+    def _sentry_ended(self, code: int) -> None:
+        if code == -9 and self._out_of_memory():
+            self._over("out of memory: the host ended the whole sandbox at its memory limit")
+        elif code < 0:
+            self._over(f"its kernel process was ended by signal {-code}")
+        else:
+            self._over("its first process ended: the guest shut down")
+
+    def _out_of_memory(self) -> bool:
+        for path in self._plan.oom_files:
+            with contextlib.suppress(OSError):
+                words = Path(path).read_text().split()
+                counts = dict(zip(words[::2], words[1::2], strict=False))
+                if int(counts.get("oom_kill", "0")) > 0:
+                    return True
+        return False
+
+    def _over(self, reason: str) -> None:
+        self._reason = self._reason or reason
+        self.ended.set()
+
+    def stay(self) -> None:
+        """Return when the machine is over. Meanwhile a guest that floods its console cannot fill the host's disk."""
+        while not self.ended.wait(1.0):
+            with contextlib.suppress(OSError):
+                if os.stat(CONSOLE).st_size > CONSOLE_LIMIT_BYTES:
+                    os.truncate(CONSOLE, 0)
+        Path(EXIT).write_text(json.dumps({"reason": self._reason}))
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: socket.socket) -> None:
+        while True:
+            connection, _ = listener.accept()
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError):
+            for line in lines:
+                connection.sendall(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+
+    def _answer(self, request: Json) -> Json:
+        try:
+            if request["op"] == "state":
+                return {"paused": self._paused, "top": self._top, "over": self.ended.is_set()}
+            with self._busy:
+                return self._act(request)
+        except Failure as error:
+            return {"error": str(error), "kind": error.kind}
+        except (DiskError, OSError) as error:
+            return {"error": str(error), "kind": "failed"}
+
+    def _act(self, request: Json) -> Json:
+        match request["op"]:
+            case "pause":
+                self._set_paused(True)
+            case "resume":
+                self._set_paused(False)
+            case "capture":
+                return {"stopped_ms": self._capture(request)}
+            case _:
+                raise Failure(f"unknown request {request['op']}")
+        return {}
+
+    def _set_paused(self, paused: bool) -> None:
+        if paused == self._paused:
+            return
+        word = "pause" if paused else "resume"
+        code, said = self._children.run(self._runsc(word, CONTAINER), timeout_s=CALL_S)
+        if code != 0:
+            raise Failure(f"runsc {word} failed (code {code}): {said[-1500:]}")
+        self._paused = paused
+
+    def _capture(self, request: Json) -> float:
+        """Memory, then the disk (a checkpoint still writes times of files), then on. Sealing is the last step."""
+        assert self._storage is not None
+        was_paused, with_memory = self._paused, bool(request["memory"])
+        node = request["node"]
+        assert isinstance(node, dict)
+        self._storage.execute("blockdev-add", node)
+        done = False
+        started = time.perf_counter()
+        try:
+            disk_mount.sync(ROOT)  # most of it is written while the machine still runs
+            if with_memory and self._forwarder is not None:
+                self._forwarder.close_gate(DRAIN_S)
+            started = time.perf_counter()
+            self._set_paused(True)
+            if with_memory:
+                self._checkpoint(str(request["directory"]))
+            disk_mount.sync(ROOT)
+            overlay = str(node["node-name"])
+            self._storage.execute("blockdev-snapshot", {"node": self._top, "overlay": overlay})
+            self._top, done = overlay, True
+        finally:
+            if not done:
+                with contextlib.suppress(DiskError):
+                    self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
+            if not was_paused and (request["keep_running"] or not done):
+                self._set_paused(False)
+            if self._forwarder is not None:
+                self._forwarder.open_gate()
+        return (time.perf_counter() - started) * 1000
+
+    def _checkpoint(self, directory: str) -> None:
+        argv = self._runsc("checkpoint", "-image-path", directory, "-compression", "none", "-leave-running", CONTAINER)
+        code, said = self._children.run(argv, timeout_s=CHECKPOINT_S)
+        if code != 0:
+            raise Failure(said[-4000:] or f"runsc checkpoint failed (code {code})", "checkpoint")
+
+
+def _append(name: str) -> int:
+    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+def _tail(name: str) -> str:
+    try:
+        return Path(name).read_bytes()[-2000:].decode(errors="replace").strip() or "it said nothing"
+    except OSError:
+        return "it said nothing"
+
+
+def main(directory: str, answer_to: int) -> None:
+    """Run the machine that ``plan.json`` in ``directory`` describes until it is over."""
+    os.chdir(directory)
+    os.set_inheritable(answer_to, False)
+    answer: Json
+    supervisor: Supervisor | None = None
+    try:
+        supervisor = Supervisor(Plan(**json.loads(Path(PLAN).read_bytes())))
+        answer = supervisor.start()
+    except Failure as error:
+        answer = {"error": str(error), "kind": error.kind}
+    except DiskError as error:
+        answer = {"error": str(error), "kind": "corrupt" if error.corrupt else "failed"}
+    except (OSError, ValueError, TypeError) as error:
+        answer = {"error": f"{type(error).__name__}: {error}", "kind": "failed"}
+    os.write(answer_to, json.dumps(answer).encode() + b"\n")
+    os.close(answer_to)
+    if supervisor is not None and "error" not in answer:
+        supervisor.stay()
