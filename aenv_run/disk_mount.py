@@ -19,6 +19,7 @@ from pathlib import Path
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_RDONLY = 2, 4, 8, 1024, 1
+CLONE_NEWNS = 0x20000
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE = 0x4C82, 0x4C0A
 LO_FLAGS_AUTOCLEAR = 4
 #: struct loop_config: fd, block size, loop_info64 (its flags after 5 u64 and 3 u32), 64 bytes reserved.
@@ -45,6 +46,12 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
     if _LIBC.mount(source.encode(), target.encode(), kind.encode(), ctypes.c_ulong(flags), options.encode()) != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"mount {kind} on {target}: {os.strerror(number)}")
+
+
+def unshare_mounts() -> None:
+    """A copy of the mount namespace for this process alone; it must have one thread."""
+    if _LIBC.unshare(CLONE_NEWNS) != 0:
+        raise OSError(ctypes.get_errno(), "unshare of the mount namespace")
 
 
 class StorageDaemon:

@@ -16,7 +16,7 @@ from aenv_run.drivers.guest_image import known_digest
 from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
 from aenv_run.drivers.gvisor_host import Verdict
-from aenv_run.drivers.gvisor_machine import GvisorMachine, Record
+from aenv_run.drivers.gvisor_machine import GvisorMachine, Record, end_started
 from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, IMAGE, PLAN, ROOT, Plan
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_host import host_cpu
@@ -106,7 +106,7 @@ class GvisorDriver:
         for role, path in spec.memory.items():
             (image / f"{role}{SUFFIX}").symlink_to(path.absolute())
         machine = await self._start(spec, spec.facts, restore=IMAGE_IN)
-        return await _ready(machine, spec.timeout_s, "was restored and does not answer")
+        return await _ready(machine, spec.timeout_s, "was restored from its memory snapshot and does not answer")
 
     async def attach(self, directory: Path) -> GvisorMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
@@ -181,7 +181,7 @@ async def _launch(spec: BootSpec, directory: Path, facts: MemoryFacts, groups: t
     try:
         answer = await _answer(receive, spec.timeout_s)
         if "error" in answer:
-            raise _start_failed(answer, directory)
+            raise _start_failed(answer, directory, isinstance(spec, RestoreSpec))
         pid = peer_pid(directory)
         ticks = process.read_start_ticks(pid)
         if ticks is None:
@@ -189,24 +189,26 @@ async def _launch(spec: BootSpec, directory: Path, facts: MemoryFacts, groups: t
         host = spec.network.host_address if spec.network else "127.0.0.1"
         port = int(str(answer["port"])) or gvisor_spec.DAEMON_PORT
         record = Record(
-            pid=pid, start_ticks=ticks, host=host, port=port, machine=spec.machine, facts=facts, cgroups=groups
-        )
+            pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
+            machine=spec.machine, facts=facts, cgroups=groups,
+        )  # fmt: skip
         record.write(directory)
     except BaseException:
-        child.kill_group()
+        await asyncio.shield(asyncio.to_thread(end_started, child))
         await asyncio.shield(asyncio.to_thread(gvisor_cgroup.remove, groups))
         raise
     return GvisorMachine(directory, record, child)
 
 
-def _start_failed(answer: Json, directory: Path) -> AenvError:
+def _start_failed(answer: Json, directory: Path, restoring: bool) -> AenvError:
     error = error_of(answer)
     if isinstance(error, CorruptData):
         return error
+    said = ""
     with contextlib.suppress(OSError):
         said = (directory / ENGINE_LOG).read_text(errors="replace").strip()[-1000:]
-        return BootFailed(f"the sandbox did not start: {error.message}" + (f"\n{said}" if said else ""))
-    return BootFailed(f"the sandbox did not start: {error.message}")
+    what = "the memory snapshot was not restored" if restoring else "the sandbox did not start"
+    return BootFailed(f"{what}: {error.message}\n{said}".strip())
 
 
 async def _answer(descriptor: int, timeout_s: float) -> Json:

@@ -21,7 +21,6 @@ class Children:
         self._changed = threading.Condition()
         self._codes: dict[int, int | None] = {}
         self._watchers: dict[int, Callable[[int], None]] = {}
-        self._reaping = False
 
     def spawn(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> int:
         """Start ``argv`` in a session of its own; descriptors that are not inheritable stay here."""
@@ -29,10 +28,11 @@ class Children:
         with self._changed:
             pid = os.posix_spawnp(argv[0], list(argv), os.environ, file_actions=actions, setsid=True)
             self._codes[pid] = None
-            if not self._reaping:
-                self._reaping = True
-                threading.Thread(target=self._reap, daemon=True).start()
         return pid
+
+    def start_reaping(self) -> None:
+        """From here on there is a thread: what must be done by the whole process comes before."""
+        threading.Thread(target=self._reap, daemon=True).start()
 
     def adopt(self, pid: int, ended: Callable[[int], None]) -> None:
         """Call ``ended(code)`` once the orphan ``pid``, now a child of this process, is gone."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import aenv_run
 from aenv_run import process
+from aenv_run.drivers import gvisor_cgroup
 from aenv_run.drivers.guest_image import FIX
 from aenv_run.drivers.protocol import DriverName, Probe, Requirement
 from aenv_run.drivers.qemu_host import architecture, remembered
@@ -76,10 +78,14 @@ async def verdict(home: Home) -> Verdict:
 
     async def find() -> str:
         argv = [*namespaces(), *python("aenv_run.drivers.gvisor_probe", "main(*sys.argv[1:])")]
+        name = f"aenv-trial-{os.getpid()}"
+        trial = [str(runsc_path()), str(envd), gvisor_cgroup.spec_path(name)]
         try:
-            done = await process.run([*argv, str(runsc_path()), str(envd)], timeout_s=TRIAL_TIMEOUT_S)
+            done = await process.run([*argv, *trial], timeout_s=TRIAL_TIMEOUT_S)
         except CommandTimeout:
             return json.dumps({"detail": f"a trial sandbox did not end in {TRIAL_TIMEOUT_S:g} s"})
+        finally:
+            await asyncio.to_thread(gvisor_cgroup.remove, gvisor_cgroup.directories(name))
         if done.exit_code != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             return json.dumps({"detail": f"a trial sandbox failed (exit code {done.exit_code}): {said}"})

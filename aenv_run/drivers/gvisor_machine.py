@@ -18,7 +18,7 @@ from aenv_run.drivers.protocol import Endpoint, MachineExit, MachineState
 from aenv_run.drivers.qemu_machine import clean_console, last_lines
 from aenv_run.errors import AenvError, BootFailed, SandboxDead
 from aenv_run.guest import Guest
-from aenv_run.process import KILL_WAIT_S, Child, is_alive
+from aenv_run.process import KILL_WAIT_S, Child, is_alive, read_start_ticks
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec, Model
 
@@ -30,12 +30,15 @@ CALL_TIMEOUT_S = 70.0
 class Record(Model):
     """``machine.json``: what a later process needs to take the machine over. Written once, after the start.
 
-    ``pid`` is the supervisor, process 1 of the machine's own pid namespace: it ends and all ends.
+    ``pid`` is the supervisor, process 1 of the machine's own pid namespace: it ends and all ends. ``front`` is the
+    process that made the namespace and waits for it.
     """
 
     format: str = "aenv.gvisor-machine/1"
     pid: int
     start_ticks: int
+    front: int
+    front_start_ticks: int
     host: str
     port: int
     machine: MachineSpec
@@ -187,8 +190,9 @@ class GvisorMachine:
     def kill_now(self) -> None:
         """As ``kill``, without awaiting: for the way out after an error or a cancellation."""
         end(self._record.pid, self._record.start_ticks)
+        end(self._record.front, self._record.front_start_ticks)
         if self._child is not None:
-            self._child.kill_group()
+            self._child.kill_group()  # reaps it
         gvisor_cgroup.remove(self._record.cgroups)
         for name in (CONTROL, RECORD):
             (self._directory / name).unlink(missing_ok=True)
@@ -218,7 +222,7 @@ class GvisorMachine:
 
 
 def end(pid: int, start_ticks: int) -> None:
-    """Kill the supervisor and wait until it and its whole pid namespace are gone. Idempotent."""
+    """Kill a process and wait until it is gone; of a supervisor, with its whole pid namespace. Idempotent."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -234,3 +238,15 @@ def end(pid: int, start_ticks: int) -> None:
             raise AenvError(f"process {pid} did not end {KILL_WAIT_S:.0f} s after SIGKILL")
     finally:
         os.close(descriptor)
+
+
+def end_started(child: Child) -> None:
+    """End a machine whose supervisor is known only as the child of ``child``, which a kill alone would not await."""
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(entry.name)
+            words = (entry / "stat").read_bytes().rpartition(b")")[2].split()
+            ticks = read_start_ticks(pid)
+            if int(words[1]) == child.pid and ticks is not None:
+                end(pid, ticks)
+    child.kill_group()

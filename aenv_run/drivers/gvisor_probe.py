@@ -43,6 +43,7 @@ class Trial:
     def __init__(self, runsc: str, envd: str, directory: Path) -> None:
         self._runsc, self._envd, self._directory = runsc, envd, directory
         self._children = Children()
+        self._children.start_reaping()
         self._count = 0
 
     def attempt(self, platform: str, *, network: str, cgroup: str = "") -> str:
@@ -79,7 +80,7 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
     return {"platform": platform, "hide_net_sysctl": hide, "cgroups": not limits, "detail": ", ".join(notes)}
 
 
-def main(runsc: str, envd: str, cgroup: str = "/aenv/trial") -> None:
+def main(runsc: str, envd: str, cgroup: str) -> None:
     """Try, and print the verdict."""
     disk_mount.mount("proc", "/proc", "proc")
     disk_mount.mount("tmpfs", STATE, "tmpfs")

@@ -76,7 +76,13 @@ class Supervisor:
     def start(self) -> Json:
         """Bring the machine up; what the driver must know of it."""
         self._mounts()
-        self._open_disk()
+        storage = self._open_storage()
+        # The storage daemon stays behind in a namespace without the mount of what it serves. Killed as its last
+        # process it would unmount that file system, and wait for ever for itself to write it (measured).
+        disk_mount.unshare_mounts()
+        self._children.start_reaping()
+        self._children.adopt(storage, self._storage_ended)
+        self._mount_disk()
         if self._plan.netns:
             self._put_addresses()
         self._start_runsc()
@@ -96,7 +102,8 @@ class Supervisor:
             # runsc takes this directory's existence as a sign of the host's own network namespace and refuses.
             disk_mount.mount("tmpfs", NET_SYSCTL, "tmpfs", disk_mount.MS_RDONLY, "size=4k")
 
-    def _open_disk(self) -> None:
+    def _open_storage(self) -> int:
+        """Start the storage daemon and return, with its pid, when its export is there."""
         ours, theirs = socket.socketpair()
         log = _append("storage.log")
         empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
@@ -109,12 +116,14 @@ class Supervisor:
             theirs.close()
             os.close(log)
             os.close(empty)
-        self._children.adopt(pid, lambda code: self._over(f"its disk service ended (code {code}): {_tail('storage.log')}"))
         self._storage = disk_mount.StorageDaemon(ours)
         try:
             self._storage.greet(START_S)
         except DiskError as error:
             raise Failure(f"{error}: {_tail('storage.log')}") from error
+        return pid
+
+    def _mount_disk(self) -> None:
         if self._plan.check_disk:
             self._check_disk()
         Path(ROOT).mkdir(exist_ok=True)
@@ -163,6 +172,9 @@ class Supervisor:
         self._children.adopt(int(Path(PID_FILE).read_text()), self._sentry_ended)
 
     # -- end -----------------------------------------------------------------------------------------------
+
+    def _storage_ended(self, code: int) -> None:
+        self._over(f"its disk service ended (code {code}): {_tail('storage.log')}")
 
     def _sentry_ended(self, code: int) -> None:
         if code == -9 and self._out_of_memory():

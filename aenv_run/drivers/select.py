@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aenv_run.drivers.gvisor import GvisorDriver
 from aenv_run.drivers.protocol import Driver, DriverName, Probe
 from aenv_run.drivers.qemu import QemuDriver
 from aenv_run.errors import DriverUnavailable, InvalidInput, Unsupported
 from aenv_run.paths import Home
 
 #: Best first, as ``auto`` tries them.
-ENGINES: tuple[tuple[DriverName, Callable[[Home], Driver]], ...] = ((DriverName.QEMU, QemuDriver),)
+ENGINES: tuple[tuple[DriverName, Callable[[Home], Driver]], ...] = (
+    (DriverName.QEMU, QemuDriver),
+    (DriverName.GVISOR, GvisorDriver),
+)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from aenv_run.drivers.select import select
 from aenv_run.paths import Home
 from tests.contracts.machines import Bench, make_bench
 
-DRIVERS = (DriverName.QEMU,)
+DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
 
 
 @pytest.fixture(scope="session")

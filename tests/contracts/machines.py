@@ -94,6 +94,16 @@ class Bench:
     machine: MachineSpec = MACHINE
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
+    @property
+    def largest_memory_file(self) -> Path:
+        """The one that holds the guest's pages."""
+        return max(self.seed.memory.values(), key=lambda path: path.stat().st_size)
+
+    @property
+    def smallest_memory_role(self) -> str:
+        """The one of which any byte counts."""
+        return min(self.seed.memory, key=lambda role: self.seed.memory[role].stat().st_size)
+
     def directory(self) -> Path:
         """A new empty directory."""
         path = self.root / f"d{next(self.numbers)}"

@@ -23,6 +23,8 @@ func Container(dns string) int {
 	if err := os.Chmod("/tmp", 0o777|os.ModeSticky); err != nil {
 		say("mode of /tmp: %v", err)
 	}
+	// Whoever writes to the console means the first process's output.
+	_ = os.Symlink("/proc/1/fd/1", "/dev/console")
 	names(Options{DNS: dns})
 	return Supervise([]string{"serve"})
 }
