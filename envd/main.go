@@ -29,7 +29,7 @@ func main() {
 	if len(args) > 0 {
 		command, args = args[0], args[1:]
 	} else if os.Getpid() != 1 && os.Args[0] != "/init" {
-		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | container [flags] | bridge [flags] | version")
+		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | container [flags] | bridge [flags] | deleted | version")
 		os.Exit(2)
 	}
 	if os.Getpid() == 1 && (filepath.Base(os.Args[0]) == "init" || command == "init") {
@@ -56,10 +56,15 @@ func main() {
 			fmt.Fprintln(os.Stderr, "envd:", err)
 			os.Exit(1)
 		}
+	case "deleted":
+		if err := boot.ListDeleted(os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "envd:", err)
+			os.Exit(1)
+		}
 	case "version":
 		fmt.Println(version)
 	default:
-		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve, container, bridge or version\n", command)
+		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve, container, bridge, deleted or version\n", command)
 		os.Exit(2)
 	}
 }

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aenv_run import disk, process
-from aenv_run.drivers import gvisor_cgroup, gvisor_host, gvisor_spec
+from aenv_run.drivers import gvisor_cgroup, gvisor_checked, gvisor_host, gvisor_spec
 from aenv_run.drivers.guest_image import known_digest
 from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
@@ -28,7 +28,6 @@ from aenv_run.errors import (
     DriverUnavailable,
     InvalidInput,
     RestoreIncompatible,
-    SandboxDead,
     Unsupported,
 )
 from aenv_run.paths import Home
@@ -78,7 +77,9 @@ class GvisorDriver:
     async def check_restore(self, spec: RestoreSpec) -> None:
         """Raise ``RestoreIncompatible`` naming every fact that differs; nothing is started."""
         if spec.facts is None or CHECKPOINT not in spec.memory:
-            raise InvalidInput(f"a restore needs the facts and the file {CHECKPOINT}; it has {sorted(spec.memory)}")
+            raise InvalidInput(
+                f"a restore needs the facts and the file {CHECKPOINT}; it has {sorted(spec.memory)}"
+            )
         here = await self.facts(spec.machine)
         different = [
             f"{field}: it was made with {theirs}, here is {ours}"
@@ -110,7 +111,7 @@ class GvisorDriver:
 
     async def attach(self, directory: Path) -> GvisorMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
-        return await GvisorMachine.attach(directory)
+        return await GvisorMachine.attach(self._home, directory)
 
     async def _start(self, spec: BootSpec, facts: MemoryFacts, *, restore: str) -> GvisorMachine:
         """Start the supervisor and wait for its word; on any way out but success nothing is left."""
@@ -128,9 +129,13 @@ class GvisorDriver:
         name = gvisor_cgroup.name_of(directory)
         groups = gvisor_cgroup.directories(name) if found.cgroups else ()
         self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
-        plan = _plan(spec, found, layers, groups, restore)
+        checked = gvisor_checked.is_checked(self._home, layers)
+        plan = _plan(spec, found, layers, groups, restore=restore, check_disk=not checked)
         (directory / PLAN).write_text(json.dumps(asdict(plan)))
-        return await _launch(spec, directory, facts, groups)
+        machine = await _launch(spec, self._home, directory, facts, groups)
+        if not checked:
+            gvisor_checked.remember(self._home, layers)
+        return machine
 
     def _write_bundle(self, spec: BootSpec, directory: Path, cgroup: str | None) -> None:
         envd = gvisor_host.envd_path(self._home)
@@ -139,7 +144,15 @@ class GvisorDriver:
         (directory / BUNDLE / "config.json").write_text(json.dumps(gvisor_spec.describe(container)))
 
 
-def _plan(spec: BootSpec, found: Verdict, layers: tuple[Path, ...], groups: tuple[Path, ...], restore: str) -> Plan:
+def _plan(
+    spec: BootSpec,
+    found: Verdict,
+    layers: tuple[Path, ...],
+    groups: tuple[Path, ...],
+    *,
+    restore: str,
+    check_disk: bool,
+) -> Plan:
     storage = ["qemu-storage-daemon"]
     for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
         storage += ["--blockdev", json.dumps(node)]
@@ -155,17 +168,20 @@ def _plan(spec: BootSpec, found: Verdict, layers: tuple[Path, ...], groups: tupl
             gvisor_host.runsc_path(), found.platform, network=slot is not None, cgroups=found.cgroups
         ),
         restore=restore,
-        check_disk=True,
+        check_disk=check_disk,
         hide_net_sysctl=found.hide_net_sysctl and slot is not None,
         netns=str(slot.guest_netns) if slot else "",
         addresses=gvisor_spec.addresses(slot) if slot else "",
         bridge=[] if slot else [gvisor_spec.DAEMON, "bridge", "--port", str(gvisor_spec.DAEMON_PORT)],
+        deleted=[gvisor_spec.DAEMON, "deleted"],
         keep=gvisor_spec.KEEP,
         oom_files=[str(path) for path in gvisor_cgroup.oom_files(groups)],
     )
 
 
-async def _launch(spec: BootSpec, directory: Path, facts: MemoryFacts, groups: tuple[Path, ...]) -> GvisorMachine:
+async def _launch(
+    spec: BootSpec, home: Home, directory: Path, facts: MemoryFacts, groups: tuple[Path, ...]
+) -> GvisorMachine:
     receive, send = os.pipe()
     argv = gvisor_host.python("aenv_run.drivers.gvisor_supervisor", "main(sys.argv[1], int(sys.argv[2]))")
     try:
@@ -191,13 +207,14 @@ async def _launch(spec: BootSpec, directory: Path, facts: MemoryFacts, groups: t
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
             machine=spec.machine, facts=facts, cgroups=groups,
+            disk=tuple(layer.absolute() for layer in spec.disk),
         )  # fmt: skip
         record.write(directory)
     except BaseException:
         await asyncio.shield(asyncio.to_thread(end_started, child))
         await asyncio.shield(asyncio.to_thread(gvisor_cgroup.remove, groups))
         raise
-    return GvisorMachine(directory, record, child)
+    return GvisorMachine(home, directory, record, child)
 
 
 def _start_failed(answer: Json, directory: Path, restoring: bool) -> AenvError:

@@ -7,12 +7,13 @@ import errno
 import os
 import shutil
 from pathlib import Path
+from typing import cast
 
 import httpx
 
 from aenv_run import disk, memory
 from aenv_run.capture import Capture
-from aenv_run.drivers.gvisor_control import CheckpointFailed, request
+from aenv_run.drivers.gvisor_control import CheckpointFailed, Json, request
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
 from aenv_run.snapshot import MemoryFacts
@@ -35,7 +36,13 @@ def overlay_path(directory: Path, number: int) -> Path:
 
 
 async def capture(
-    machine: Path, directory: Path, *, facts: MemoryFacts | None, endpoint: Endpoint, disk_mib: int, keep_running: bool
+    machine: Path,
+    directory: Path,
+    *,
+    facts: MemoryFacts | None,
+    endpoint: Endpoint,
+    disk_mib: int,
+    keep_running: bool,
 ) -> Capture:
     """Capture, with memory if there are ``facts``; or raise with the machine as it was and ``directory`` gone."""
     state = await request(machine, {"op": "state"}, timeout_s=60.0)
@@ -45,27 +52,33 @@ async def capture(
         directory.mkdir(parents=True)
     except FileExistsError as error:
         raise Conflict(f"the capture directory {directory} exists already") from error
+    target: int | None = None
     try:
         disk.write_overlay(following, disk_mib << 20)
         if facts is not None and not state["paused"]:
             await _disconnect(endpoint)
+        target = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         answer = await request(
             machine,
             {
                 "op": "capture",
-                "directory": str(directory.absolute()),
                 "memory": facts is not None,
                 "keep_running": keep_running,
-                "node": disk.overlay_node(Path(following.name), overlay_name(top + 1), None),
+                "node": cast(Json, disk.overlay_node(Path(following.name), overlay_name(top + 1), None)),
             },
             timeout_s=CAPTURE_TIMEOUT_S,
+            descriptor=target,
         )
         return _hand_over(machine, directory, top, facts, float(str(answer["stopped_ms"])))
     except BaseException as error:
+        free_bytes = min(shutil.disk_usage(path).free for path in (directory, machine))  # before it is tidied up
         shutil.rmtree(directory, ignore_errors=True)
         if not await _is_top(machine, top + 1):
             following.unlink(missing_ok=True)
-        raise _explain(error, machine, directory) from error
+        raise _explain(error, free_bytes, directory) from error
+    finally:
+        if target is not None:
+            os.close(target)
 
 
 async def _is_top(machine: Path, number: int) -> bool:
@@ -82,7 +95,9 @@ async def _disconnect(endpoint: Endpoint) -> None:
     One that is established at the checkpoint poisons the image: the restored guest never listens (measured).
     """
     try:
-        async with httpx.AsyncClient(base_url=endpoint.url, trust_env=False, timeout=DISCONNECT_TIMEOUT_S) as client:
+        async with httpx.AsyncClient(
+            base_url=endpoint.url, trust_env=False, timeout=DISCONNECT_TIMEOUT_S
+        ) as client:
             reply = await client.post("/init", json={"restored": True}, headers={"Connection": "close"})
     except httpx.TransportError as error:
         raise SandboxDead(f"the sandbox's daemon is unreachable before a capture: {error}") from error
@@ -116,17 +131,23 @@ def _link_or_copy(source: Path, target: Path) -> None:
         target.chmod(0o444)
 
 
-def _explain(error: BaseException, machine: Path, directory: Path) -> BaseException:
+def _explain(error: BaseException, free_bytes: int, directory: Path) -> BaseException:
     if isinstance(error, SandboxDead | Conflict | asyncio.CancelledError):
         return error
     if isinstance(error, OSError | AenvError):
         number = error.errno if isinstance(error, OSError) else None
-        free = min(shutil.disk_usage(path).free for path in (directory.parent, machine))
-        if number in FULL or "no space left" in str(error).lower() or free < NEARLY_FULL_BYTES:
+        if number in FULL or "no space left" in str(error).lower() or free_bytes < NEARLY_FULL_BYTES:
             return NoSpace(
                 f"the disk is full: {directory} could not be captured; the machine runs on",
                 fix="free disk space and try again",
             )
+    if isinstance(error, CheckpointFailed) and error.deleted:
+        names = "; ".join(map(str, error.deleted))
+        return Conflict(
+            f"gVisor cannot save a file that is open and deleted; the sandbox runs on. Such files: {names}",
+            fix="close it, or end the process, and try again; files in /dev/shm can be saved",
+        )
     if isinstance(error, CheckpointFailed):
-        return AenvError(f"runsc could not save the memory of the sandbox, which runs on: {error.message}")
+        said = error.message.partition("\ngoroutine")[0]
+        return AenvError(f"runsc could not save the memory of the sandbox, which runs on: {said}")
     return error

@@ -24,7 +24,9 @@ class Children:
 
     def spawn(self, argv: Sequence[str], *, stdin: int, stdout: int, stderr: int) -> int:
         """Start ``argv`` in a session of its own; descriptors that are not inheritable stay here."""
-        actions = [(os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate((stdin, stdout, stderr))]
+        actions = [
+            (os.POSIX_SPAWN_DUP2, descriptor, number) for number, descriptor in enumerate((stdin, stdout, stderr))
+        ]
         with self._changed:
             pid = os.posix_spawnp(argv[0], list(argv), os.environ, file_actions=actions, setsid=True)
             self._codes[pid] = None

@@ -11,6 +11,8 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from pydantic import BaseModel
+
 from aenv_run.disk_mount import JsonValue
 from aenv_run.drivers.gvisor_supervisor import CONTROL
 from aenv_run.errors import AenvError, Conflict, CorruptData, SandboxDead
@@ -19,10 +21,34 @@ MAX_ANSWER_BYTES = 1 << 20
 Json = dict[str, JsonValue]
 
 
+class DeletedFile(BaseModel):
+    """A file of the guest's disk that is open there and has no name any more, as the guest tells it."""
+
+    pid: int
+    command: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"{self.path!r}, open in process {self.pid} ({self.command!r})"
+
+
+def _deleted_files(lines: JsonValue) -> tuple[DeletedFile, ...]:
+    """What can be read of it: the guest is not to be trusted."""
+    found = []
+    for line in lines if isinstance(lines, list) else []:
+        with contextlib.suppress(ValueError):
+            found.append(DeletedFile.model_validate_json(str(line)))
+    return tuple(found)
+
+
 class CheckpointFailed(AenvError):
     """runsc could not save the memory; the message is its own."""
 
     code = "vmm_refused"
+
+    def __init__(self, message: str, deleted: tuple[DeletedFile, ...]) -> None:
+        super().__init__(message)
+        self.deleted = deleted
 
 
 def error_of(answer: Json) -> AenvError:
@@ -32,13 +58,16 @@ def error_of(answer: Json) -> AenvError:
         case "corrupt":
             return CorruptData(message, fix="restore the disk from another snapshot, or build it again")
         case "checkpoint":
-            return CheckpointFailed(message)
+            return CheckpointFailed(message, _deleted_files(answer.get("deleted")))
         case _:
             return AenvError(message)
 
 
-async def request(directory: Path, message: Json, *, timeout_s: float) -> Json:
-    """The supervisor's answer; its error as ours; SandboxDead when there is nobody to answer."""
+async def request(directory: Path, message: Json, *, timeout_s: float, descriptor: int | None = None) -> Json:
+    """The supervisor's answer; its error as ours; SandboxDead when there is nobody to answer.
+
+    ``descriptor`` goes along: the supervisor has its own mounts, and a path may lead it elsewhere.
+    """
     loop = asyncio.get_running_loop()
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     connection.setblocking(False)
@@ -47,8 +76,9 @@ async def request(directory: Path, message: Json, *, timeout_s: float) -> Json:
         async with asyncio.timeout(timeout_s):
             with _address(directory) as address:
                 await loop.sock_connect(connection, address)
+            data = json.dumps(message).encode() + b"\n"
+            socket.send_fds(connection, [data], [] if descriptor is None else [descriptor])
             reader, writer = await asyncio.open_unix_connection(sock=connection, limit=MAX_ANSWER_BYTES)
-            writer.write(json.dumps(message).encode() + b"\n")
             line = await reader.readline()
     except TimeoutError as error:
         raise SandboxDead(f"the sandbox's supervisor did not answer {message['op']} in {timeout_s:g} s") from error

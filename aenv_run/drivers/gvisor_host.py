@@ -149,8 +149,12 @@ async def probe(home: Home) -> Probe:
         why = "; ".join(f"{one.name}: {one.detail}" for one in missing)
         return Probe(DriverName.GVISOR, False, "none", why, needs)
     found = await verdict(home)
-    trial = Requirement("a trial sandbox", bool(found.platform), found.detail, "" if found.platform else "see docs")
+    trial = Requirement(
+        "a trial sandbox", bool(found.platform), found.detail, "" if found.platform else "see docs"
+    )
     needs = (*needs, trial)
     if not found.platform:
         return Probe(DriverName.GVISOR, False, "none", found.detail, needs)
-    return Probe(DriverName.GVISOR, True, found.platform, f"runsc runs sandboxes at native speed ({found.detail})", needs)
+    return Probe(
+        DriverName.GVISOR, True, found.platform, f"runsc runs sandboxes at native speed ({found.detail})", needs
+    )

@@ -11,13 +11,14 @@ import signal
 from pathlib import Path
 
 from aenv_run.capture import Capture
-from aenv_run.drivers import gvisor_capture, gvisor_cgroup
+from aenv_run.drivers import gvisor_capture, gvisor_cgroup, gvisor_checked
 from aenv_run.drivers.gvisor_control import request
 from aenv_run.drivers.gvisor_supervisor import CONSOLE, CONTROL, EXIT
 from aenv_run.drivers.protocol import Endpoint, MachineExit, MachineState
 from aenv_run.drivers.qemu_machine import clean_console, last_lines
 from aenv_run.errors import AenvError, BootFailed, SandboxDead
 from aenv_run.guest import Guest
+from aenv_run.paths import Home
 from aenv_run.process import KILL_WAIT_S, Child, is_alive, read_start_ticks
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec, Model
@@ -43,6 +44,7 @@ class Record(Model):
     port: int
     machine: MachineSpec
     facts: MemoryFacts
+    disk: tuple[Path, ...]
     cgroups: tuple[Path, ...] = ()
 
     def write(self, directory: Path) -> None:
@@ -63,18 +65,18 @@ class Record(Model):
 class GvisorMachine:
     """See ``protocol.Machine``. ``child`` is the process in front of the supervisor, when this process started it."""
 
-    def __init__(self, directory: Path, record: Record, child: Child | None = None) -> None:
-        self._directory, self._record, self._child = directory, record, child
+    def __init__(self, home: Home, directory: Path, record: Record, child: Child | None = None) -> None:
+        self._home, self._directory, self._record, self._child = home, directory, record, child
         self._exit: MachineExit | None = None
         self._busy = asyncio.Lock()
 
     @classmethod
-    async def attach(cls, directory: Path) -> GvisorMachine | None:
+    async def attach(cls, home: Home, directory: Path) -> GvisorMachine | None:
         """The machine that an earlier process left in ``directory``; None when it is gone, and its traces too."""
         record = Record.read(directory)
         if record is None:
             return None
-        machine = cls(directory, record)
+        machine = cls(home, directory, record)
         if await machine.state() is MachineState.DEAD:
             await machine.kill()
             return None
@@ -144,7 +146,7 @@ class GvisorMachine:
 
     async def _capture(self, directory: Path, memory: bool, keep_running: bool) -> Capture:
         async with self._busy:
-            return await gvisor_capture.capture(
+            capture = await gvisor_capture.capture(
                 self._directory,
                 directory,
                 facts=self._record.facts if memory else None,
@@ -152,6 +154,8 @@ class GvisorMachine:
                 disk_mib=self._record.machine.disk_mib,
                 keep_running=keep_running,
             )
+        gvisor_checked.remember(self._home, (*self._record.disk, *capture.disk))
+        return capture
 
     async def wait(self) -> MachineExit:
         """Return when the machine is dead."""

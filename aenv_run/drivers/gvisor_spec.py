@@ -22,11 +22,38 @@ CPU_PERIOD_US = 100_000
 #: All of them: they count against gVisor's kernel, not against the host's.
 CAPABILITIES = [
     f"CAP_{name}"
-    for name in (
-        "AUDIT_CONTROL AUDIT_WRITE CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE "
-        "LINUX_IMMUTABLE MKNOD NET_ADMIN NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID "
-        "SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_NICE SYS_PACCT SYS_PTRACE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG"
-    ).split()
+    for name in [
+        "AUDIT_CONTROL",
+        "AUDIT_WRITE",
+        "CHOWN",
+        "DAC_OVERRIDE",
+        "DAC_READ_SEARCH",
+        "FOWNER",
+        "FSETID",
+        "IPC_LOCK",
+        "IPC_OWNER",
+        "KILL",
+        "LEASE",
+        "LINUX_IMMUTABLE",
+        "MKNOD",
+        "NET_ADMIN",
+        "NET_BIND_SERVICE",
+        "NET_BROADCAST",
+        "NET_RAW",
+        "SETFCAP",
+        "SETGID",
+        "SETPCAP",
+        "SETUID",
+        "SYS_ADMIN",
+        "SYS_BOOT",
+        "SYS_CHROOT",
+        "SYS_NICE",
+        "SYS_PACCT",
+        "SYS_PTRACE",
+        "SYS_RESOURCE",
+        "SYS_TIME",
+        "SYS_TTY_CONFIG",
+    ]
 ]
 
 Value = str | int | bool | list["Value"] | dict[str, "Value"]
@@ -75,7 +102,9 @@ def describe(container: Container) -> dict[str, Value]:
             "cpu": {"quota": container.machine.cpus * CPU_PERIOD_US, "period": CPU_PERIOD_US},
             "pids": {"limit": MAX_PROCESSES},
         }
-    sets: dict[str, Value] = {name: [*CAPABILITIES] for name in ("bounding", "effective", "inheritable", "permitted")}
+    sets: dict[str, Value] = {
+        name: [*CAPABILITIES] for name in ("bounding", "effective", "inheritable", "permitted")
+    }
     return {
         "ociVersion": "1.0.2",
         "hostname": "sandbox",

@@ -27,6 +27,7 @@ STATE = "/proc/driver"
 NET_SYSCTL = "/proc/sys/net"
 CONTAINER = "aenv"
 CONSOLE_LIMIT_BYTES = 1 << 20
+REQUEST_BYTES = 65536
 START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 5.0
 
 Json = dict[str, JsonValue]
@@ -45,6 +46,7 @@ class Plan:
     netns: str = ""
     addresses: str = ""
     bridge: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
     keep: str = ""
     oom_files: list[str] = field(default_factory=list)
 
@@ -96,7 +98,9 @@ class Supervisor:
         return {"port": self._forwarder.port if self._forwarder else 0}
 
     def _mounts(self) -> None:
-        disk_mount.mount("proc", "/proc", "proc", disk_mount.MS_NOSUID | disk_mount.MS_NODEV | disk_mount.MS_NOEXEC)
+        disk_mount.mount(
+            "proc", "/proc", "proc", disk_mount.MS_NOSUID | disk_mount.MS_NODEV | disk_mount.MS_NOEXEC
+        )
         disk_mount.mount("tmpfs", STATE, "tmpfs", disk_mount.MS_NOSUID | disk_mount.MS_NODEV, "mode=0700")
         if self._plan.hide_net_sysctl:
             # runsc takes this directory's existence as a sign of the host's own network namespace and refuses.
@@ -145,7 +149,9 @@ class Supervisor:
             os.write(source, self._plan.addresses.encode())
             os.lseek(source, 0, os.SEEK_SET)
             code, said = self._children.run(
-                ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"], timeout_s=CALL_S, stdin=source
+                ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"],
+                timeout_s=CALL_S,
+                stdin=source,
             )
         finally:
             os.close(source)
@@ -213,23 +219,35 @@ class Supervisor:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        with connection, connection.makefile("rb") as lines, contextlib.suppress(OSError):
-            for line in lines:
-                connection.sendall(json.dumps(self._answer(json.loads(line))).encode() + b"\n")
+        """One request, with a descriptor of the directory to capture into: here its path may mean another."""
+        with connection, contextlib.suppress(OSError):
+            data, descriptors, _, _ = socket.recv_fds(connection, REQUEST_BYTES, 1)
+            try:
+                while data and not data.endswith(b"\n"):
+                    data += connection.recv(REQUEST_BYTES)
+                request = json.loads(data or b"{}")
+                if descriptors:
+                    os.set_inheritable(descriptors[0], False)
+                    request["directory"] = f"/proc/1/fd/{descriptors[0]}"
+                connection.sendall(json.dumps(self._answer(request)).encode() + b"\n")
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
 
     def _answer(self, request: Json) -> Json:
         try:
-            if request["op"] == "state":
+            if request.get("op") == "state":
                 return {"paused": self._paused, "top": self._top, "over": self.ended.is_set()}
             with self._busy:
                 return self._act(request)
         except Failure as error:
-            return {"error": str(error), "kind": error.kind}
+            deleted: list[JsonValue] = [*self._deleted_files()] if error.kind == "checkpoint" else []
+            return {"error": str(error), "kind": error.kind, "deleted": deleted}
         except (DiskError, OSError) as error:
             return {"error": str(error), "kind": "failed"}
 
     def _act(self, request: Json) -> Json:
-        match request["op"]:
+        match request.get("op"):
             case "pause":
                 self._set_paused(True)
             case "resume":
@@ -237,7 +255,7 @@ class Supervisor:
             case "capture":
                 return {"stopped_ms": self._capture(request)}
             case _:
-                raise Failure(f"unknown request {request['op']}")
+                raise Failure(f"unknown request {request.get('op')}")
         return {}
 
     def _set_paused(self, paused: bool) -> None:
@@ -280,11 +298,20 @@ class Supervisor:
                 self._forwarder.open_gate()
         return (time.perf_counter() - started) * 1000
 
+    def _deleted_files(self) -> list[str]:
+        """Files of the disk that are open and deleted, the usual reason of a failure; none while paused."""
+        if self._paused:
+            return []
+        _, said = self._children.run([*self._runsc("exec"), CONTAINER, *self._plan.deleted], timeout_s=CALL_S)
+        return said.splitlines()
+
     def _checkpoint(self, directory: str) -> None:
-        argv = self._runsc("checkpoint", "-image-path", directory, "-compression", "none", "-leave-running", CONTAINER)
+        argv = self._runsc(
+            "checkpoint", "-image-path", directory, "-compression", "none", "-leave-running", CONTAINER
+        )
         code, said = self._children.run(argv, timeout_s=CHECKPOINT_S)
         if code != 0:
-            raise Failure(said[-4000:] or f"runsc checkpoint failed (code {code})", "checkpoint")
+            raise Failure(said[:2000] or f"runsc checkpoint failed (code {code})", "checkpoint")
 
 
 def _append(name: str) -> int:

@@ -94,7 +94,7 @@ async def test_check_restore_names_every_fact_that_differs(bench: Bench) -> None
 
 async def test_a_restore_into_another_machine_is_refused(bench: Bench) -> None:
     spec = bench.restored()
-    with pytest.raises(RestoreIncompatible, match="(?i)ram|memory="):
+    with pytest.raises(RestoreIncompatible, match=r"(?i)ram|memory="):
         await bench.driver.restore(dataclasses.replace(spec, machine=MachineSpec(memory_mib=512, disk_mib=256)))
     with pytest.raises(InvalidInput, match="256 MiB"):
         await bench.driver.restore(
@@ -112,9 +112,7 @@ async def test_a_broken_memory_file_fails_and_leaves_no_process(bench: Bench) ->
     content = bench.seed.memory[role].read_bytes()
     broken.write_bytes(content[: len(content) // 2])
     with pytest.raises(BootFailed, match="memory snapshot"):
-        await bench.driver.restore(
-            dataclasses.replace(spec, memory={**spec.memory, role: broken}, timeout_s=10.0)
-        )
+        await bench.driver.restore(dataclasses.replace(spec, memory={**spec.memory, role: broken}, timeout_s=10.0))
     assert processes_in(spec.directory) == []
 
 
@@ -148,7 +146,9 @@ async def test_a_dead_machine_says_so(bench: Bench) -> None:
 async def test_a_guest_that_shuts_down_is_dead_and_its_engine_ends(bench: Bench) -> None:
     async with bench.child() as machine:
         with pytest.raises(SandboxDead):
-            await asyncio.wait_for(sh(machine, "echo last words >/dev/console; poweroff -f || kill 1; sleep 60"), 20)
+            await asyncio.wait_for(
+                sh(machine, "echo last words >/dev/console; poweroff -f || kill 1; sleep 60"), 20
+            )
         end = await asyncio.wait_for(machine.wait(), 20)
         assert "shut down" in end.reason
         assert "last words" in end.console

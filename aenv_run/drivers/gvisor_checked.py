@@ -1,0 +1,32 @@
+"""Which chains of disk layers this host's kernel may mount: looked at by e2fsck once, or written by this host."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+from pathlib import Path
+
+from aenv_run.paths import Home
+
+
+def _mark(home: Home, layers: tuple[Path, ...]) -> Path:
+    """The mark's path: the layers are known by inode, size and time, which a hard link of a sealed layer keeps."""
+    facts = []
+    for layer in layers:
+        found = layer.stat()
+        facts.append(f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}")
+    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return home.cache / "checked-disks" / digest[:2] / digest[2:]
+
+
+def is_checked(home: Home, layers: tuple[Path, ...]) -> bool:
+    """Whether the file system in this chain was found sound here, or was written by this host's own kernel."""
+    return _mark(home, layers).exists()
+
+
+def remember(home: Home, layers: tuple[Path, ...]) -> None:
+    """From now on it is. A mark that cannot be written costs a check, nothing else."""
+    with contextlib.suppress(OSError):
+        mark = _mark(home, layers)
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.touch()
