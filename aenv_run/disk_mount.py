@@ -88,7 +88,7 @@ class StorageDaemon:
 
 
 def attach_loop(image: str) -> tuple[int, str]:
-    """An autoclear loop device over ``image``: (open descriptor, path). Keep the descriptor until it is mounted."""
+    """An autoclear loop device over ``image``: its descriptor, to keep open until it is mounted, and its path."""
     backing = os.open(image, os.O_RDWR | os.O_CLOEXEC)
     try:
         control = os.open("/dev/loop-control", os.O_RDWR | os.O_CLOEXEC)

@@ -15,7 +15,7 @@ OUTPUT_BYTES = 65536
 
 
 class Children:
-    """All children; one thread reaps. Registering happens under the lock that the reaper takes, so no exit is lost."""
+    """All children; one thread reaps. They are registered under the lock it takes, so that no exit is lost."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()

@@ -1,4 +1,4 @@
-"""TCP on the host's loopback to the daemon of a sandbox without a network: one ``runsc exec … envd bridge`` each."""
+"""From the host's loopback to the daemon of a sandbox without a network: a ``runsc exec`` per connection."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One gVisor machine: its supervisor, its control socket, its directory. See ``protocol.Machine`` for the promises."""
+"""One gVisor machine: its supervisor, control socket and directory. See ``protocol.Machine`` for the promises."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Record(Model):
 
 
 class GvisorMachine:
-    """See ``protocol.Machine``. ``child`` is the process in front of the supervisor, when this process started it."""
+    """See ``protocol.Machine``. ``child`` is the process in front of the supervisor, if this process started it."""
 
     def __init__(self, home: Home, directory: Path, record: Record, child: Child | None = None) -> None:
         self._home, self._directory, self._record, self._child = home, directory, record, child
@@ -245,7 +245,7 @@ def end(pid: int, start_ticks: int) -> None:
 
 
 def end_started(child: Child) -> None:
-    """End a machine whose supervisor is known only as the child of ``child``, which a kill alone would not await."""
+    """End a machine that is not recorded yet: its supervisor, known as the child of ``child``, and that."""
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry.name)

@@ -20,41 +20,12 @@ OPEN_FILES = 1 << 16
 MAX_PROCESSES = 4096
 CPU_PERIOD_US = 100_000
 #: All of them: they count against gVisor's kernel, not against the host's.
-CAPABILITIES = [
-    f"CAP_{name}"
-    for name in [
-        "AUDIT_CONTROL",
-        "AUDIT_WRITE",
-        "CHOWN",
-        "DAC_OVERRIDE",
-        "DAC_READ_SEARCH",
-        "FOWNER",
-        "FSETID",
-        "IPC_LOCK",
-        "IPC_OWNER",
-        "KILL",
-        "LEASE",
-        "LINUX_IMMUTABLE",
-        "MKNOD",
-        "NET_ADMIN",
-        "NET_BIND_SERVICE",
-        "NET_BROADCAST",
-        "NET_RAW",
-        "SETFCAP",
-        "SETGID",
-        "SETPCAP",
-        "SETUID",
-        "SYS_ADMIN",
-        "SYS_BOOT",
-        "SYS_CHROOT",
-        "SYS_NICE",
-        "SYS_PACCT",
-        "SYS_PTRACE",
-        "SYS_RESOURCE",
-        "SYS_TIME",
-        "SYS_TTY_CONFIG",
-    ]
-]
+CAPABILITY_NAMES = (
+    "AUDIT_CONTROL AUDIT_WRITE CHOWN DAC_OVERRIDE DAC_READ_SEARCH FOWNER FSETID IPC_LOCK IPC_OWNER KILL LEASE "
+    "LINUX_IMMUTABLE MKNOD NET_ADMIN NET_BIND_SERVICE NET_BROADCAST NET_RAW SETFCAP SETGID SETPCAP SETUID "
+    "SYS_ADMIN SYS_BOOT SYS_CHROOT SYS_NICE SYS_PACCT SYS_PTRACE SYS_RESOURCE SYS_TIME SYS_TTY_CONFIG"
+)
+CAPABILITIES = [f"CAP_{name}" for name in CAPABILITY_NAMES.split()]
 
 Value = str | int | bool | list["Value"] | dict[str, "Value"]
 

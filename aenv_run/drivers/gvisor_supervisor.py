@@ -136,7 +136,7 @@ class Supervisor:
             disk_mount.prepare_root(ROOT, self._plan.keep)
 
     def _check_disk(self) -> None:
-        """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, then look at all of it."""
+        """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, look at all of it."""
         self._children.run(["e2fsck", "-E", "journal_only", "-y", IMAGE], timeout_s=CHECKPOINT_S)
         code, said = self._children.run(["e2fsck", "-f", "-n", IMAGE], timeout_s=CHECKPOINT_S)
         if code != 0:
@@ -204,10 +204,10 @@ class Supervisor:
         self.ended.set()
 
     def stay(self) -> None:
-        """Return when the machine is over. Meanwhile a guest that floods its console cannot fill the host's disk."""
+        """Return when the machine is over. Until then a guest cannot fill the host's disk by its console."""
         while not self.ended.wait(1.0):
             with contextlib.suppress(OSError):
-                if os.stat(CONSOLE).st_size > CONSOLE_LIMIT_BYTES:
+                if Path(CONSOLE).stat().st_size > CONSOLE_LIMIT_BYTES:
                     os.truncate(CONSOLE, 0)
         Path(EXIT).write_text(json.dumps({"reason": self._reason}))
 

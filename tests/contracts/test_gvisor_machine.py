@@ -1,0 +1,228 @@
+"""What only the gVisor driver has to hold: its own mounts, limits, traps, and disks shared with the other driver."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+
+from aenv_run import disk
+from aenv_run.drivers.gvisor_cgroup import directories, name_of
+from aenv_run.drivers.protocol import DriverName, Machine, MachineState, NetworkSlot
+from aenv_run.drivers.select import select
+from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, SandboxDead, Unsupported
+from aenv_run.guest import Command, Guest
+from aenv_run.paths import Home
+from tests.contracts.machines import Bench, make_bench, make_tree, prepare_capture, processes_in, sh
+
+SUBNET = "10.213.77"
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def gvisor(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
+    """A captured machine of the gVisor driver."""
+    selected = await select(DriverName.GVISOR, home)
+    return await make_bench(selected.driver, home, tmp_path_factory.mktemp("gvisor"))
+
+
+async def start_process(machine: Machine, script: str) -> None:
+    async with Guest(machine.endpoint) as guest, guest.start(Command(("/bin/sh", "-c", script))):
+        pass
+
+
+def traces(directory: Path) -> list[str]:
+    """What a machine may leave outside its directory."""
+    loops = [path.read_text().strip() for path in Path("/sys/block").glob("loop*/loop/backing_file")]
+    mounts = [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if str(directory) in line]
+    groups = [str(path) for path in directories(name_of(directory)) if path.exists()]
+    running = [f"process {pid}" for pid in processes_in(directory)]
+    return [*(loop for loop in loops if str(directory) in loop), *mounts, *groups, *running]
+
+
+async def no_traces(directory: Path) -> None:
+    """The kernel frees the last mounts a moment after the last process."""
+    for _ in range(100):
+        if not traces(directory):
+            return
+        await asyncio.sleep(0.02)
+    assert traces(directory) == []
+
+
+# --- disks -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_disk_built_under_one_driver_boots_under_the_other(gvisor: Bench, home: Home) -> None:
+    qemu = dataclasses.replace(gvisor, driver=(await select(DriverName.QEMU, home)).driver)
+    async with gvisor.child() as machine:
+        await sh(machine, "echo gvisor >/root/by; mkdir /tmp/d; echo kept >/tmp/d/f; ln /root/by /tmp/same; sync")
+        first = await machine.capture(gvisor.capture_directory(), memory=False)
+    async with qemu.running(qemu.cold(gvisor.seed, first)) as machine:
+        assert await sh(machine, "cat /seed /root/by /tmp/d/f /tmp/same") == "seed\ngvisor\nkept\ngvisor"
+        await sh(machine, "echo qemu >>/root/by; rm /tmp/d/f; sync")
+        await prepare_capture(machine)
+        second = await machine.capture(qemu.capture_directory(), memory=False)
+    async with gvisor.running(gvisor.cold(gvisor.seed, first, second)) as machine:
+        assert await sh(machine, "cat /root/by /tmp/same; ls /tmp/d") == "gvisor\nqemu\ngvisor\nqemu"
+
+
+async def test_links_of_an_image_do_not_lead_out_of_it(gvisor: Bench, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    tree = make_tree(tmp_path / "tree")
+    for name in ("tmp", "run", "sys"):
+        if (tree / name).exists():
+            (tree / name).rmdir()
+        (tree / name).symlink_to(outside)
+    image = tmp_path / "links.qcow2"
+    await disk.make_image(tree, gvisor.machine.disk_mib, image)
+    async with gvisor.running(dataclasses.replace(gvisor.cold(), disk=(image,))) as machine:
+        assert await sh(machine, "echo in >/tmp/in; ls /tmp") == "in"
+    assert list(outside.iterdir()) == []
+
+
+async def test_a_damaged_file_system_is_not_mounted(gvisor: Bench, tmp_path: Path) -> None:
+    raw, bad = tmp_path / "raw", tmp_path / "bad.qcow2"
+    subprocess.run(["qemu-img", "convert", "-O", "raw", str(gvisor.disk[0]), str(raw)], check=True)
+    with raw.open("r+b") as file:  # the block bitmaps and inode tables of the first group
+        file.seek(64 << 10)
+        file.write(os.urandom(2 << 20))
+    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(bad)], check=True)
+    spec = dataclasses.replace(gvisor.cold(), disk=(bad,))
+    with pytest.raises(CorruptData, match="file system"):
+        await gvisor.driver.boot(spec)
+    await no_traces(spec.directory)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+async def test_an_open_deleted_file_fails_the_capture_by_name(gvisor: Bench) -> None:
+    async with gvisor.child() as machine:
+        await start_process(machine, "exec 3>'/root/odd name'; rm '/root/odd name'; while :; do sleep 1; done")
+        await sh(machine, "while [ -e '/root/odd name' ]; do sleep 0.05; done")
+        await prepare_capture(machine)
+        directory = gvisor.capture_directory()
+        with pytest.raises(Conflict, match="/root/odd name") as failed:
+            await machine.capture(directory, memory=True)
+        assert failed.value.fix
+        assert not directory.exists()
+        assert await machine.state() is MachineState.RUNNING
+        capture = await machine.capture(directory, memory=False)
+        assert len(capture.disk) == 1
+
+
+async def test_a_stream_in_flight_does_not_spoil_the_image(gvisor: Bench) -> None:
+    async with gvisor.child() as machine, Guest(machine.endpoint) as guest:
+        async with guest.start(Command(("/bin/sh", "-c", "while :; do echo x; sleep 0.05; done"))) as process:
+            await guest.detach()
+            capture = await machine.capture(gvisor.capture_directory(), memory=True)
+            with pytest.raises(SandboxDead):
+                async for _ in process.events():
+                    pass
+        assert await sh(machine, "echo on") == "on"
+    async with gvisor.child(gvisor.seed, capture) as machine:
+        assert await sh(machine, "cat /seed") == "seed"
+
+
+async def test_a_broken_image_leaves_nothing(gvisor: Bench) -> None:
+    for role, path in gvisor.seed.memory.items():
+        spec = gvisor.restored()
+        broken = spec.directory / "broken"
+        broken.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
+        with pytest.raises(BootFailed, match="memory snapshot"):
+            await gvisor.driver.restore(
+                dataclasses.replace(spec, memory={**spec.memory, role: broken}, timeout_s=15.0)
+            )
+        await no_traces(spec.directory)
+
+
+# --- limits and the end ----------------------------------------------------------------------------------------
+
+
+async def test_out_of_memory_ends_the_sandbox_and_says_so(gvisor: Bench) -> None:
+    spec = gvisor.restored()
+    async with gvisor.running(spec) as machine:
+        waiting = asyncio.create_task(machine.wait())
+        with contextlib.suppress(AenvError):
+            await sh(machine, "dd if=/dev/zero of=/dev/shm/x bs=1M count=600; sleep 60")
+        assert "out of memory" in (await asyncio.wait_for(waiting, 30)).reason
+        assert await machine.state() is MachineState.DEAD
+    await no_traces(spec.directory)
+
+
+async def test_killed_while_it_writes_nothing_is_left(gvisor: Bench) -> None:
+    spec = gvisor.restored(ephemeral=False)
+    machine = await gvisor.driver.restore(spec)
+    await start_process(machine, "while :; do dd if=/dev/zero of=/root/x bs=1M count=40; sync; done 2>/dev/null")
+    await asyncio.sleep(0.5)
+    for pid in processes_in(spec.directory):  # everything at once, as a power cut of the node's own would
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    assert (await asyncio.wait_for(machine.wait(), 20)).reason
+    await no_traces(spec.directory)
+    assert await gvisor.driver.attach(spec.directory) is None
+
+
+async def test_internet_without_a_network_is_refused(gvisor: Bench) -> None:
+    spec = dataclasses.replace(gvisor.cold(), internet=True)
+    with pytest.raises(Unsupported, match="network slot"):
+        await gvisor.driver.boot(spec)
+    assert list(spec.directory.iterdir()) == []
+
+
+# --- network ---------------------------------------------------------------------------------------------------
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+@pytest.fixture
+def slot() -> Iterator[NetworkSlot]:
+    """A namespace with one end of a veth pair, the other on the host; the addresses are not set."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("a network namespace needs root and ip(8)")
+    name, link = f"aenv-test-{os.getpid()}", f"aet{os.getpid() % 100000}"
+    ip("netns", "add", name)
+    try:
+        ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
+        ip("addr", "add", f"{SUBNET}.1/24", "dev", link)
+        ip("link", "set", link, "up")
+        yield NetworkSlot(
+            "veth", Path("/proc/self/ns/net"), Path("/run/netns") / name, "eth0", "", f"{SUBNET}.2", f"{SUBNET}.1",
+            f"{SUBNET}.1", f"{SUBNET}.2",
+        )  # fmt: skip
+    finally:
+        ip("netns", "del", name)
+
+
+@contextlib.asynccontextmanager
+async def in_slot(bench: Bench, slot: NetworkSlot, *captures: object) -> AsyncIterator[Machine]:
+    spec = bench.cold() if not captures else bench.restored(*captures)  # type: ignore[arg-type]
+    async with bench.running(dataclasses.replace(spec, network=slot, internet=True)) as machine:
+        yield machine
+
+
+async def test_a_slot_is_used_again_by_boot_and_restore(gvisor: Bench, slot: NetworkSlot) -> None:
+    async with in_slot(gvisor, slot) as machine:
+        assert machine.endpoint.host == slot.host_address
+        await sh(machine, "echo net >/root/net")
+        assert await sh(machine, "cat /etc/resolv.conf") == f"nameserver {slot.dns}"
+        async with Guest(machine.endpoint) as guest, guest.start(Command(("/bin/sh", "-c", "sleep 600"))):
+            await guest.detach()
+            capture = await machine.capture(gvisor.capture_directory(), memory=True)
+        assert await sh(machine, "echo on") == "on"
+    for _ in range(2):
+        async with in_slot(gvisor, slot, capture) as machine:
+            assert await sh(machine, "cat /root/net") == "net"
+    async with gvisor.running(gvisor.restored(capture)) as machine:  # without any network
+        assert await sh(machine, "cat /root/net") == "net"
