@@ -63,7 +63,7 @@ class Record(Model):
 
 
 class GvisorMachine:
-    """See ``protocol.Machine``. ``child`` is the process in front of the supervisor, if this process started it."""
+    """See ``protocol.Machine``. ``child`` is the process in front of the supervisor, if started here."""
 
     def __init__(self, home: Home, directory: Path, record: Record, child: Child | None = None) -> None:
         self._home, self._directory, self._record, self._child = home, directory, record, child
