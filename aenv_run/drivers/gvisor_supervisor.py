@@ -17,6 +17,7 @@ from pathlib import Path
 
 from aenv_run import disk_mount
 from aenv_run.disk_mount import DiskError, JsonValue
+from aenv_run.drivers import gvisor_sentry
 from aenv_run.drivers.gvisor_children import Children
 from aenv_run.drivers.gvisor_forward import Forwarder
 
@@ -26,6 +27,7 @@ IMAGE, ROOT, BUNDLE, PID_FILE = "disk.raw", "root", "bundle", "sentry.pid"
 STATE = "/proc/driver"
 NET_SYSCTL = "/proc/sys/net"
 CONTAINER = "aenv"
+SENTRY_SOCKET = f"{STATE}/runsc-{CONTAINER}.sock"
 CONSOLE_LIMIT_BYTES = 1 << 20
 REQUEST_BYTES = 65536
 START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 5.0
@@ -263,6 +265,9 @@ class Supervisor:
 
     def _set_paused(self, paused: bool) -> None:
         if paused == self._paused:
+            return
+        if gvisor_sentry.call(SENTRY_SOCKET, "Pause" if paused else "Resume"):
+            self._paused = paused
             return
         word = "pause" if paused else "resume"
         code, said = self._children.run(self._runsc(word, CONTAINER), timeout_s=CALL_S)

@@ -33,18 +33,26 @@ async def all_probes(home: Home) -> list[Probe]:
 
 
 async def select(name: str = "auto", home: Home | None = None) -> Selected:
-    """The named driver, or with ``auto`` the first that works here."""
+    """The named driver; with ``auto`` the first that runs at native speed here, else the first that works."""
     home = home or Home.default()
     wanted = _wanted(name)
+    slow: Selected | None = None
     refused: list[str] = []
     for engine, make in ENGINES:
         if wanted is not None and engine is not wanted:
             continue
         driver = make(home)
         probe = await driver.probe()
-        if probe.usable:
-            return Selected(driver, probe, f"{engine} ({probe.mode}): {probe.why}")
-        refused.append(f"{engine}: {probe.why}")
+        if not probe.usable:
+            refused.append(f"{engine}: {probe.why}")
+            continue
+        found = Selected(driver, probe, f"{engine} ({probe.mode}): {probe.why}")
+        if wanted is not None or driver.caps.native_speed:
+            passed = f"; before {slow.probe.driver}: {slow.probe.why}" if slow else ""
+            return Selected(driver, probe, found.why + passed)
+        slow = slow or found
+    if slow is not None:
+        return slow
     raise DriverUnavailable("no driver works here:\n  " + "\n  ".join(refused), fix="run `aenv doctor`")
 
 

@@ -1,4 +1,4 @@
-"""What only the gVisor driver has to hold: its own mounts, limits, traps, and disks shared with the other driver."""
+"""What only the gVisor driver has to hold: its mounts, limits and traps, and disks shared with the other driver."""
 
 from __future__ import annotations
 
@@ -37,6 +37,10 @@ async def gvisor(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
 async def start_process(machine: Machine, script: str) -> None:
     async with Guest(machine.endpoint) as guest, guest.start(Command(("/bin/sh", "-c", script))):
         pass
+
+
+def convert(form: str, source: Path, target: Path) -> None:
+    subprocess.run(["qemu-img", "convert", "-O", form, str(source), str(target)], check=True)
 
 
 def traces(directory: Path) -> list[str]:
@@ -91,11 +95,11 @@ async def test_links_of_an_image_do_not_lead_out_of_it(gvisor: Bench, tmp_path: 
 
 async def test_a_damaged_file_system_is_not_mounted(gvisor: Bench, tmp_path: Path) -> None:
     raw, bad = tmp_path / "raw", tmp_path / "bad.qcow2"
-    subprocess.run(["qemu-img", "convert", "-O", "raw", str(gvisor.disk[0]), str(raw)], check=True)
+    convert("raw", gvisor.disk[0], raw)
     with raw.open("r+b") as file:  # the block bitmaps and inode tables of the first group
         file.seek(64 << 10)
         file.write(os.urandom(2 << 20))
-    subprocess.run(["qemu-img", "convert", "-f", "raw", "-O", "qcow2", str(raw), str(bad)], check=True)
+    convert("qcow2", raw, bad)
     spec = dataclasses.replace(gvisor.cold(), disk=(bad,))
     with pytest.raises(CorruptData, match="file system"):
         await gvisor.driver.boot(spec)
