@@ -175,7 +175,8 @@ def _plan(
         bridge=[] if slot else [gvisor_spec.DAEMON, "bridge", "--port", str(gvisor_spec.DAEMON_PORT)],
         deleted=[gvisor_spec.DAEMON, "deleted"],
         keep=gvisor_spec.KEEP,
-        oom_files=[str(path) for path in gvisor_cgroup.oom_files(groups)],
+        out_of_memory_file=str(gvisor_cgroup.out_of_memory_file(groups) or ""),
+        process_limit_file=str(gvisor_cgroup.process_limit_file(groups) or ""),
     )
 
 

@@ -44,11 +44,17 @@ def directories(name: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
-def oom_files(groups: tuple[Path, ...]) -> tuple[Path, ...]:
-    """Files with a line ``oom_kill N``."""
+def out_of_memory_file(groups: tuple[Path, ...]) -> Path | None:
+    """A file with a line ``oom_kill N``."""
     if is_unified():
-        return tuple(group / "memory.events" for group in groups)
-    return tuple(group / "memory.oom_control" for group in groups if ROOT / "memory" in group.parents)
+        return next((group / "memory.events" for group in groups), None)
+    return next((group / "memory.oom_control" for group in groups if ROOT / "memory" in group.parents), None)
+
+
+def process_limit_file(groups: tuple[Path, ...]) -> Path | None:
+    """A file with a line ``max N``: how often the limit of processes was met."""
+    found = groups if is_unified() else tuple(group for group in groups if ROOT / "pids" in group.parents)
+    return next((group / "pids.events" for group in found), None)
 
 
 def remove(groups: tuple[Path, ...]) -> None:

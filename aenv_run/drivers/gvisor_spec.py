@@ -16,8 +16,9 @@ DAEMON_PORT = 49983
 KEEP = ".aenv-keep"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 OPEN_FILES = 1 << 16
-#: The sandbox's kernel counts as well, with some 22 threads when idle and more under load.
-MAX_PROCESSES = 4096
+#: The sandbox's kernel counts as well (some 22 threads when idle) and dies when it can start no more. A process of
+#: the guest takes 0.6 MiB of its memory limit, so that with this many per MiB the memory ends first.
+MIN_PROCESSES, PROCESSES_PER_MIB = 4096, 4
 CPU_PERIOD_US = 100_000
 #: All of them: they count against gVisor's kernel, not against the host's.
 CAPABILITY_NAMES = (
@@ -71,7 +72,7 @@ def describe(container: Container) -> dict[str, Value]:
         linux["resources"] = {
             "memory": {"limit": container.machine.memory_mib << 20},
             "cpu": {"quota": container.machine.cpus * CPU_PERIOD_US, "period": CPU_PERIOD_US},
-            "pids": {"limit": MAX_PROCESSES},
+            "pids": {"limit": max(MIN_PROCESSES, PROCESSES_PER_MIB * container.machine.memory_mib)},
         }
     sets: dict[str, Value] = {
         name: [*CAPABILITIES] for name in ("bounding", "effective", "inheritable", "permitted")

@@ -50,7 +50,8 @@ class Plan:
     bridge: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     keep: str = ""
-    oom_files: list[str] = field(default_factory=list)
+    out_of_memory_file: str = ""
+    process_limit_file: str = ""
 
 
 class Failure(Exception):
@@ -188,21 +189,14 @@ class Supervisor:
         self._over(f"its disk service ended (code {code}): {_tail('storage.log')}")
 
     def _sentry_ended(self, code: int) -> None:
-        if code == -9 and self._out_of_memory():
+        if code != 0 and _count(self._plan.out_of_memory_file, "oom_kill") > 0:
             self._over("out of memory: the host ended the whole sandbox at its memory limit")
+        elif code != 0 and _count(self._plan.process_limit_file, "max") > 0:
+            self._over("too many processes: the sandbox's kernel could start no more at its limit and gave up")
         elif code < 0:
             self._over(f"its kernel process was ended by signal {-code}")
         else:
-            self._over("its first process ended: the guest shut down")
-
-    def _out_of_memory(self) -> bool:
-        for path in self._plan.oom_files:
-            with contextlib.suppress(OSError):
-                words = Path(path).read_text().split()
-                counts = dict(zip(words[::2], words[1::2], strict=False))
-                if int(counts.get("oom_kill", "0")) > 0:
-                    return True
-        return False
+            self._over(f"its first process ended: the guest shut down (code {code})")
 
     def _over(self, reason: str) -> None:
         self._reason = self._reason or reason
@@ -320,6 +314,15 @@ class Supervisor:
         code, said = self._children.run(argv, timeout_s=CHECKPOINT_S)
         if code != 0:
             raise Failure(said[:2000] or f"runsc checkpoint failed (code {code})", "checkpoint")
+
+
+def _count(path: str, event: str) -> int:
+    """What a control group's file counted of ``event``; 0 without a file."""
+    try:
+        words = Path(path).read_text().split()
+        return int(dict(zip(words[::2], words[1::2], strict=False)).get(event, "0"))
+    except (OSError, ValueError):
+        return 0
 
 
 def _append(name: str) -> int:

@@ -1,4 +1,4 @@
-"""What only the gVisor driver has to hold: its mounts, limits and traps, and disks shared with the other driver."""
+"""What only the gVisor driver has to hold: its mounts, limits and traps, and disks shared with the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 
 from aenv_run import disk
-from aenv_run.drivers.gvisor_cgroup import directories, name_of
+from aenv_run.drivers.gvisor_cgroup import directories, is_unified, name_of
 from aenv_run.drivers.protocol import DriverName, Machine, MachineState, NetworkSlot
 from aenv_run.drivers.select import select
 from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, SandboxDead, Unsupported
@@ -160,6 +160,18 @@ async def test_out_of_memory_ends_the_sandbox_and_says_so(gvisor: Bench) -> None
             await sh(machine, "dd if=/dev/zero of=/dev/shm/x bs=1M count=600; sleep 60")
         assert "out of memory" in (await asyncio.wait_for(waiting, 30)).reason
         assert await machine.state() is MachineState.DEAD
+    await no_traces(spec.directory)
+
+
+async def test_too_many_processes_end_the_sandbox_and_it_says_so(gvisor: Bench) -> None:
+    spec = gvisor.restored()
+    async with gvisor.running(spec) as machine:
+        (group,) = [path for path in directories(name_of(spec.directory)) if "pids" in str(path) or is_unified()]
+        (group / "pids.max").write_text("150")
+        waiting = asyncio.create_task(machine.wait())
+        with pytest.raises(SandboxDead):
+            await sh(machine, "i=0; while [ $i -lt 400 ]; do sleep 600 & i=$((i+1)); done; sleep 60")
+        assert "too many processes" in (await asyncio.wait_for(waiting, 30)).reason
     await no_traces(spec.directory)
 
 
