@@ -27,6 +27,9 @@ type Stat struct {
 	State   byte
 	Session int
 	Kernel  bool
+	// Entered is a process that the host put in, which has no parent here: the
+	// way in where there is no network (envd bridge).
+	Entered bool
 }
 
 // readStat parses one stat file. The name field may hold anything, so fields
@@ -53,7 +56,8 @@ func parseStat(pid int, data []byte) (Stat, bool) {
 		return Stat{}, false
 	}
 	flags, _ := strconv.ParseUint(f[6], 10, 64)
-	return Stat{Pid: pid, State: f[0][0], Session: session, Kernel: flags&kernelThread != 0}, true
+	return Stat{Pid: pid, State: f[0][0], Session: session, Kernel: flags&kernelThread != 0,
+		Entered: f[1] == "0" && pid != 1}, true
 }
 
 // Processes lists all processes of the machine.

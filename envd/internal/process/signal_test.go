@@ -152,4 +152,9 @@ func TestStatParsing(t *testing.T) {
 	if !ok || st.State != 'S' || st.Session != 77 || !st.Kernel {
 		t.Errorf("%+v %v", st, ok)
 	}
+	for pid, entered := range map[int]bool{1: false, 9: true} {
+		if st, ok := parseStat(pid, []byte("9 (envd) S 0 9 9 0 -1 0 0")); !ok || st.Entered != entered {
+			t.Errorf("process %d without a parent: %+v %v", pid, st, ok)
+		}
+	}
 }

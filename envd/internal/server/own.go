@@ -74,8 +74,9 @@ func signalAll(pids []int, sig syscall.Signal) {
 	}
 }
 
-// others lists the processes that settle ends: all but the daemon, its init and
-// the kernel's; in a host test only those in sessions the daemon started.
+// others lists the processes that settle ends: all but the daemon, its init, the
+// kernel's and those that the host put in; in a host test only those in sessions
+// the daemon started.
 func (s *Server) others() []int {
 	ours := map[int]bool{}
 	for _, pid := range s.procs.Sessions() {
@@ -83,7 +84,7 @@ func (s *Server) others() []int {
 	}
 	var pids []int
 	for _, st := range process.Processes() {
-		if st.Pid == 1 || st.Pid == os.Getpid() || st.Kernel || st.State == 'Z' || st.State == 'X' {
+		if st.Pid == 1 || st.Pid == os.Getpid() || st.Kernel || st.Entered || st.State == 'Z' || st.State == 'X' {
 			continue
 		}
 		if !s.state.HostTest || ours[st.Session] {
