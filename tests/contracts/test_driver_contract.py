@@ -357,7 +357,7 @@ async def test_a_boot_without_a_file_system_shows_the_console(bench: Bench) -> N
     assert processes_in(spec.directory) == []
 
 
-async def test_a_guest_without_a_daemon_shows_its_last_words(
+async def test_a_guest_that_panics_shows_the_console(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guest = tmp_path / "guest"

@@ -67,15 +67,15 @@ async def no_traces(directory: Path) -> None:
 async def test_a_disk_built_under_one_driver_boots_under_the_other(gvisor: Bench, home: Home) -> None:
     qemu = dataclasses.replace(gvisor, driver=(await select(DriverName.QEMU, home)).driver)
     async with gvisor.child() as machine:
-        await sh(machine, "echo gvisor >/root/by; mkdir /tmp/d; echo kept >/tmp/d/f; ln /root/by /tmp/same; sync")
+        await sh(machine, "echo gvisor >/by; mkdir /tmp/d; echo kept >/tmp/d/f; ln /by /tmp/same; sync")
         first = await machine.capture(gvisor.capture_directory(), memory=False)
     async with qemu.running(qemu.cold(gvisor.seed, first)) as machine:
-        assert await sh(machine, "cat /seed /root/by /tmp/d/f /tmp/same") == "seed\ngvisor\nkept\ngvisor"
-        await sh(machine, "echo qemu >>/root/by; rm /tmp/d/f; sync")
+        assert await sh(machine, "cat /seed /by /tmp/d/f /tmp/same") == "seed\ngvisor\nkept\ngvisor"
+        await sh(machine, "echo qemu >>/by; rm /tmp/d/f; sync")
         await prepare_capture(machine)
         second = await machine.capture(qemu.capture_directory(), memory=False)
     async with gvisor.running(gvisor.cold(gvisor.seed, first, second)) as machine:
-        assert await sh(machine, "cat /root/by /tmp/same; ls /tmp/d") == "gvisor\nqemu\ngvisor\nqemu"
+        assert await sh(machine, "cat /by /tmp/same; ls /tmp/d") == "gvisor\nqemu\ngvisor\nqemu"
 
 
 async def test_links_of_an_image_do_not_lead_out_of_it(gvisor: Bench, tmp_path: Path) -> None:
@@ -111,11 +111,11 @@ async def test_a_damaged_file_system_is_not_mounted(gvisor: Bench, tmp_path: Pat
 
 async def test_an_open_deleted_file_fails_the_capture_by_name(gvisor: Bench) -> None:
     async with gvisor.child() as machine:
-        await start_process(machine, "exec 3>'/root/odd name'; rm '/root/odd name'; while :; do sleep 1; done")
-        await sh(machine, "while [ -e '/root/odd name' ]; do sleep 0.05; done")
+        await start_process(machine, "exec 3>'/odd name'; rm '/odd name'; while :; do sleep 1; done")
+        await sh(machine, "while [ -e '/odd name' ]; do sleep 0.05; done")
         await prepare_capture(machine)
         directory = gvisor.capture_directory()
-        with pytest.raises(Conflict, match="/root/odd name") as failed:
+        with pytest.raises(Conflict, match="/odd name") as failed:
             await machine.capture(directory, memory=True)
         assert failed.value.fix
         assert not directory.exists()
@@ -178,7 +178,7 @@ async def test_too_many_processes_end_the_sandbox_and_it_says_so(gvisor: Bench) 
 async def test_killed_while_it_writes_nothing_is_left(gvisor: Bench) -> None:
     spec = gvisor.restored(ephemeral=False)
     machine = await gvisor.driver.restore(spec)
-    await start_process(machine, "while :; do dd if=/dev/zero of=/root/x bs=1M count=40; sync; done 2>/dev/null")
+    await start_process(machine, "while :; do dd if=/dev/zero of=/x bs=1M count=40; sync; done 2>/dev/null")
     await asyncio.sleep(0.5)
     for pid in processes_in(spec.directory):  # everything at once, as a power cut of the node's own would
         with contextlib.suppress(ProcessLookupError):
@@ -231,7 +231,7 @@ async def in_slot(bench: Bench, slot: NetworkSlot, *captures: object) -> AsyncIt
 async def test_a_slot_is_used_again_by_boot_and_restore(gvisor: Bench, slot: NetworkSlot) -> None:
     async with in_slot(gvisor, slot) as machine:
         assert machine.endpoint.host == slot.host_address
-        await sh(machine, "echo net >/root/net")
+        await sh(machine, "echo net >/net")
         assert await sh(machine, "cat /etc/resolv.conf") == f"nameserver {slot.dns}"
         async with Guest(machine.endpoint) as guest, guest.start(Command(("/bin/sh", "-c", "sleep 600"))):
             await guest.detach()
@@ -239,6 +239,6 @@ async def test_a_slot_is_used_again_by_boot_and_restore(gvisor: Bench, slot: Net
         assert await sh(machine, "echo on") == "on"
     for _ in range(2):
         async with in_slot(gvisor, slot, capture) as machine:
-            assert await sh(machine, "cat /root/net") == "net"
+            assert await sh(machine, "cat /net") == "net"
     async with gvisor.running(gvisor.restored(capture)) as machine:  # without any network
-        assert await sh(machine, "cat /root/net") == "net"
+        assert await sh(machine, "cat /net") == "net"
