@@ -147,7 +147,7 @@ async def test_a_guest_that_shuts_down_is_dead_and_its_engine_ends(bench: Bench)
     async with bench.child() as machine:
         with pytest.raises(SandboxDead):
             await asyncio.wait_for(
-                sh(machine, "echo last words >/dev/console; poweroff -f || kill 1; sleep 60"), 20
+                sh(machine, "echo last words >/dev/console; poweroff -f || kill -9 $PPID; sleep 60"), 20
             )
         end = await asyncio.wait_for(machine.wait(), 20)
         assert "shut down" in end.reason
