@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import signal
@@ -25,6 +26,7 @@ from aenv_run.paths import Home
 from tests.contracts.machines import Bench, make_bench, make_tree, prepare_capture, processes_in, sh
 
 SUBNET = "10.213.77"
+NUMBERS = itertools.count()
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -207,7 +209,8 @@ def slot() -> Iterator[NetworkSlot]:
     """A namespace with one end of a veth pair, the other on the host; the addresses are not set."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
         pytest.skip("a network namespace needs root and ip(8)")
-    name, link = f"aenv-test-{os.getpid()}", f"aet{os.getpid() % 100000}"
+    number = next(NUMBERS)  # the kernel frees the names of a deleted namespace's links a moment later
+    name, link = f"aenv-test-{os.getpid()}-{number}", f"aet{os.getpid() % 100000}x{number}"
     ip("netns", "add", name)
     try:
         ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", name)
@@ -218,7 +221,7 @@ def slot() -> Iterator[NetworkSlot]:
             f"{SUBNET}.1", f"{SUBNET}.2",
         )  # fmt: skip
     finally:
-        ip("netns", "del", name)
+        subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
 
 
 @contextlib.asynccontextmanager
@@ -242,3 +245,15 @@ async def test_a_slot_is_used_again_by_boot_and_restore(gvisor: Bench, slot: Net
             assert await sh(machine, "cat /net") == "net"
     async with gvisor.running(gvisor.restored(capture)) as machine:  # without any network
         assert await sh(machine, "cat /net") == "net"
+
+
+async def test_a_sandbox_keeps_no_namespace_of_others_alive(gvisor: Bench, slot: NetworkSlot) -> None:
+    assert slot.guest_netns is not None
+    links = list(Path("/sys/class/net").glob(f"aet{os.getpid() % 100000}x*"))
+    async with gvisor.child():
+        ip("netns", "del", slot.guest_netns.name)
+        for _ in range(100):
+            if not any(link.exists() for link in links):
+                return
+            await asyncio.sleep(0.02)
+        pytest.fail("the deleted namespace lives on in the mounts of another sandbox")
