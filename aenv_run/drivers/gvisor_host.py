@@ -13,7 +13,7 @@ from pathlib import Path
 
 import aenv_run
 from aenv_run import process
-from aenv_run.drivers import gvisor_cgroup
+from aenv_run.drivers import gvisor_cgroup, gvisor_spec
 from aenv_run.drivers.guest_image import FIX
 from aenv_run.drivers.protocol import DriverName, Probe, Requirement
 from aenv_run.drivers.qemu_host import architecture, remembered
@@ -79,7 +79,7 @@ async def verdict(home: Home) -> Verdict:
     async def find() -> str:
         argv = [*namespaces(), *python("aenv_run.drivers.gvisor_probe", "main(*sys.argv[1:])")]
         name = f"aenv-trial-{os.getpid()}"
-        trial = [str(runsc_path()), str(envd), gvisor_cgroup.spec_path(name)]
+        trial = [str(runsc_path()), str(envd), gvisor_cgroup.spec_path(name), *gvisor_spec.FLAGS]
         try:
             done = await process.run([*argv, *trial], timeout_s=TRIAL_TIMEOUT_S)
         except CommandTimeout:
@@ -91,7 +91,7 @@ async def verdict(home: Home) -> Verdict:
             return json.dumps({"detail": f"a trial sandbox failed (exit code {done.exit_code}): {said}"})
         return done.stdout.decode()
 
-    found = json.loads(await remembered(home, "gvisor", f"1:{version}:{os.geteuid()}", find))
+    found = json.loads(await remembered(home, "gvisor", f"2:{version}:{os.geteuid()}", find))
     return Verdict(
         str(found.get("platform", "")),
         bool(found.get("hide_net_sysctl", False)),

@@ -40,8 +40,8 @@ def config(root: str, envd: str, cgroup: str) -> dict[str, object]:
 class Trial:
     """Attempts with one runsc."""
 
-    def __init__(self, runsc: str, envd: str, directory: Path) -> None:
-        self._runsc, self._envd, self._directory = runsc, envd, directory
+    def __init__(self, runsc: str, envd: str, flags: tuple[str, ...], directory: Path) -> None:
+        self._runsc, self._envd, self._flags, self._directory = runsc, envd, flags, directory
         self._children = Children()
         self._children.start_reaping()
         self._count = 0
@@ -53,8 +53,8 @@ class Trial:
         root = bundle / "root"
         root.mkdir(parents=True)
         (bundle / "config.json").write_text(json.dumps(config(str(root), self._envd, cgroup)))
-        argv = [self._runsc, "--root", STATE, f"--platform={platform}", f"--network={network}", "--overlay2=none"]
-        argv += [] if cgroup else ["--ignore-cgroups"]
+        argv = [self._runsc, "--root", STATE, f"--platform={platform}", f"--network={network}"]
+        argv += [*self._flags, "--cpu-num-from-quota" if cgroup else "--ignore-cgroups"]
         argv += ["run", "-bundle", str(bundle), f"trial{self._count}"]
         code, said = self._children.run(argv, timeout_s=ATTEMPT_S)
         return "" if code == 0 else said[-600:] or f"exit code {code}"
@@ -80,10 +80,10 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
     return {"platform": platform, "hide_net_sysctl": hide, "cgroups": not limits, "detail": ", ".join(notes)}
 
 
-def main(runsc: str, envd: str, cgroup: str) -> None:
+def main(runsc: str, envd: str, cgroup: str, *flags: str) -> None:
     """Try, and print the verdict."""
     disk_mount.mount("proc", "/proc", "proc")
     disk_mount.mount("tmpfs", STATE, "tmpfs")
     with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
-        verdict = find(Trial(runsc, envd, Path(directory)), cgroup)
+        verdict = find(Trial(runsc, envd, flags, Path(directory)), cgroup)
     sys.stdout.write(json.dumps(verdict))

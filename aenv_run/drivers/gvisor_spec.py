@@ -103,17 +103,16 @@ def addresses(slot: NetworkSlot) -> str:
     )
 
 
-def flags(program: Path, platform: str, *, network: bool, cgroups: bool) -> list[str]:
-    """runsc and its global flags.
+#: overlay2=none: files go to the disk. net-disconnect-ok: else any TCP connection breaks a checkpoint.
+FLAGS = ("--overlay2=none", "--net-disconnect-ok", "--net-raw")
 
-    overlay2=none: files go to the disk. net-disconnect-ok: else any TCP connection breaks a checkpoint.
-    """
+
+def flags(program: Path, platform: str, *, network: bool, cgroups: bool) -> list[str]:
+    """runsc and its global flags."""
     return [
         str(program),
         f"--platform={platform}",
         f"--network={'sandbox' if network else 'none'}",
-        "--overlay2=none",
-        "--net-disconnect-ok",
-        "--net-raw",
+        *FLAGS,
         *(["--cpu-num-from-quota"] if cgroups else ["--ignore-cgroups"]),
     ]
