@@ -225,6 +225,14 @@ class GvisorMachine:
         return BootFailed(f"the machine {what}: {reason}. The end of its console:\n{tail}")
 
 
+def _start_ticks(pid: int) -> int | None:
+    """As ``read_start_ticks``, also of a zombie: a leader is one while its threads (and their work) still end."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def end(pid: int, start_ticks: int) -> None:
     """Kill a process and wait until it is gone; of a supervisor, with its whole pid namespace. Idempotent."""
     try:
@@ -232,8 +240,8 @@ def end(pid: int, start_ticks: int) -> None:
     except ProcessLookupError:
         return
     try:
-        if not is_alive(pid, start_ticks):
-            return
+        if _start_ticks(pid) != start_ticks:
+            return  # another process
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(descriptor, signal.SIGKILL)
         poll = select.poll()
