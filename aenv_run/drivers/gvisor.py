@@ -16,7 +16,7 @@ from aenv_run.drivers.guest_image import known_digest
 from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
 from aenv_run.drivers.gvisor_host import Verdict
-from aenv_run.drivers.gvisor_machine import GvisorMachine, Record, end_started
+from aenv_run.drivers.gvisor_machine import BRIDGE_HOST, GvisorMachine, Record, end_started
 from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, IMAGE, PLAN, ROOT, Plan
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_host import host_cpu
@@ -203,7 +203,7 @@ async def _launch(
         ticks = process.read_start_ticks(pid)
         if ticks is None:
             raise BootFailed("the sandbox ended as soon as it was started")
-        host = spec.network.host_address if spec.network else "127.0.0.1"
+        host = spec.network.host_address if spec.network else BRIDGE_HOST
         port = int(str(answer["port"])) or gvisor_spec.DAEMON_PORT
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,

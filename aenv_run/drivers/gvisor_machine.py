@@ -8,6 +8,7 @@ import json
 import os
 import select
 import signal
+import time
 from pathlib import Path
 
 from aenv_run.capture import Capture
@@ -26,6 +27,9 @@ from aenv_run.types import MachineSpec, Model
 RECORD = "machine.json"
 CONSOLE_BYTES = 65536
 CALL_TIMEOUT_S = 70.0
+#: Where the supervisor's forwarder listens.
+BRIDGE_HOST = "127.0.0.1"
+FIRST_ATTEMPT_S, LAST_ATTEMPT_S = 0.05, 1.0
 
 
 class Record(Model):
@@ -204,7 +208,7 @@ class GvisorMachine:
     async def wait_ready(self, timeout_s: float, what: str) -> None:
         """Return when the daemon answers; BootFailed as soon as it is clear that it never will."""
         async with Guest(self.endpoint) as guest:
-            ready = asyncio.create_task(guest.wait_ready(timeout_s))
+            ready = asyncio.create_task(_first_reply(guest, timeout_s))
             ended = asyncio.create_task(Child(self._record.pid, self._record.start_ticks).wait())
             try:
                 await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
@@ -223,6 +227,22 @@ class GvisorMachine:
     async def _failed(self, what: str, reason: str) -> BootFailed:
         tail = last_lines(await self.console()) or "(the console is empty)"
         return BootFailed(f"the machine {what}: {reason}. The end of its console:\n{tail}")
+
+
+async def _first_reply(guest: Guest, timeout_s: float) -> None:
+    """Return when the daemon has answered.
+
+    A first packet that comes before the sandbox reads its interface is lost, and TCP sends the next after 1 s: so
+    the first attempts are short. A bridge loses nothing, and each attempt costs a process.
+    """
+    deadline = time.monotonic() + timeout_s
+    patience_s = FIRST_ATTEMPT_S
+    while guest.endpoint.host != BRIDGE_HOST and patience_s < LAST_ATTEMPT_S and time.monotonic() < deadline:
+        if await guest.healthy(patience_s):
+            return
+        await asyncio.sleep(0.005)
+        patience_s *= 1.2
+    await guest.wait_ready(max(0.1, deadline - time.monotonic()))
 
 
 def _start_ticks(pid: int) -> int | None:
