@@ -67,6 +67,8 @@ async def site_of(home: Home) -> AsyncIterator[Site]:
     own.network.mkdir()
     (own.network / "config.json").write_text(settings.model_dump_json())
     async with world(own.root) as made:
+        while "NO-CARRIER" in host_state(own.root)["links"]:
+            await asyncio.sleep(0.02)  # its links are coming up
         before, node = host_state(own.root), NodeClient(own)
         try:
             yield Site(own, made, node)
