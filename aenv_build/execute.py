@@ -21,8 +21,9 @@ from aenv_build.recipe import FromStep
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
 from aenv_build.scratch import scratch
 from aenv_build.staging import Slots, StagingMachine
+from aenv_build.staging_network import StagingNetwork
 from aenv_build.steps import perform
-from aenv_build.threads import in_thread
+from aenv_build.threads import in_thread, to_the_end
 from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
@@ -133,7 +134,8 @@ class _Run:
         self._ledger = Ledger(workshop.repository, fresh=workshop.fresh)
         self._notes = Notes(workshop.home.cache / "explain", plan.source.recipe.name)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
-        self._slots = Slots(asyncio.Semaphore(max(1, workshop.parallel)), directory)
+        self._network = StagingNetwork(workshop.home)
+        self._slots = Slots(asyncio.Semaphore(max(1, workshop.parallel)), directory, self._network)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
         self._positions = {stage.id: number for number, stage in enumerate(self._work, start=2)}
@@ -194,6 +196,7 @@ class _Run:
         """End every machine that is left, and note for the next time what this build was made of."""
         for machine in self._machines:
             await machine.close()
+        await to_the_end(self._network.close())
         done = {step for step in self._snapshots if step is not None}
         await in_thread(self._notes.write, self._plan, done | ({BASE} if None in self._snapshots else set()))
 

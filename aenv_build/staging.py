@@ -7,11 +7,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv_build.staging_network import StagingNetwork
 from aenv_build.threads import in_thread, to_the_end
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
 from aenv_run.guest import Guest, Identity
+from aenv_run.network import Lease
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import MachineSpec
 
@@ -26,6 +28,7 @@ class Slots:
 
     semaphore: asyncio.Semaphore
     directory: Path
+    network: StagingNetwork
     made: int = 0
 
     def next_directory(self, what: str) -> Path:
@@ -41,6 +44,7 @@ class StagingMachine:
         self._slots = slots
         self._directory = directory
         self._machine: Machine | None = None
+        self._lease: Lease | None = None
         self._guest: Guest | None = None
         self.closed = False
         self._captures = 0
@@ -77,6 +81,8 @@ class StagingMachine:
         self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, internet: bool, restore: bool
     ) -> None:
         self._directory.mkdir(mode=0o700, parents=True)
+        self._lease = await self._slots.network.plug(driver, internet=internet)
+        network = self._lease.slot if self._lease else None
         disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
         if restore and self.snapshot.memory is not None:
             files = self.snapshot.memory.files
@@ -87,6 +93,7 @@ class StagingMachine:
                     disk=disk,
                     directory=self._directory,
                     internet=internet,
+                    network=network,
                     ephemeral=True,
                     timeout_s=BOOT_TIMEOUT_S,
                     memory=memory,
@@ -100,6 +107,7 @@ class StagingMachine:
                     disk=disk,
                     directory=self._directory,
                     internet=internet,
+                    network=network,
                     ephemeral=True,
                     timeout_s=BOOT_TIMEOUT_S,
                 )
@@ -145,6 +153,8 @@ class StagingMachine:
                 await self._guest.aclose()
             if self._machine is not None:
                 await self._machine.kill()
+            if self._lease is not None:
+                await self._slots.network.unplug(self._lease)
         finally:
             self._slots.semaphore.release()
             for path in self._directory.parent.glob(f"{self._directory.name}*"):

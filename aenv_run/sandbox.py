@@ -186,9 +186,10 @@ class HostedSandbox:
                 return
             reason = f"time over: its {self.record.max_seconds:g} s (max seconds) are used up"
             log.info("sandbox %s ends: %s", self.id, reason)
-            await self._release()
             keep_until_s = max(self.record.expires_at_s or 0, time.time() + KEEP_ENDED_S)
+            # Written first: whoever's call breaks off now finds the reason.
             await self._update(self._gone(reason), ended_by="time_over", expires_at_s=keep_until_s)
+            await asyncio.shield(self._release())
 
     async def discard(self) -> None:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""

@@ -6,8 +6,9 @@ that is what a sandbox gets. To ask for more is refused with the reason.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Collection, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +31,7 @@ from aenv_run.network.forward import PublishedPort
 from aenv_run.network.host import RUN_DIRECTORY
 from aenv_run.network.requirements import requirements
 from aenv_run.network.state import SlotFiles
+from aenv_run.network.temporary import remove_abandoned
 from aenv_run.paths import Home
 
 log = logging.getLogger(__name__)
@@ -42,6 +44,11 @@ class NetworkSettings(NetworkConfig):
 
     mode: Literal["auto", "none"] = Field("auto", description="none: never a slot, as without root")
     run_directory: Path = Field(RUN_DIRECTORY, description="what all homes of this host share")
+
+    @property
+    def of_network(self) -> NetworkConfig:
+        """The part that ``Network`` takes."""
+        return NetworkConfig(**self.model_dump(exclude={"mode", "run_directory"}))
 
     @classmethod
     def read(cls, home: Home) -> NetworkSettings:
@@ -70,9 +77,16 @@ async def requirements_of(home: Home) -> list[Requirement]:
 class NodeNetwork:
     """What a node's sandboxes share. ``why`` says why they have no slots; empty when they have."""
 
-    def __init__(self, network: Network | None, kind: SlotKind | None, why: str) -> None:
+    def __init__(
+        self,
+        network: Network | None,
+        kind: SlotKind | None,
+        why: str,
+        cleanup: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
         self._network = network
         self._kind = kind
+        self._cleanup = cleanup
         self.why = why
 
     @classmethod
@@ -84,7 +98,7 @@ class NodeNetwork:
     def of(cls, home: Home, driver: Driver) -> NodeNetwork:
         """By the home's settings and what the driver takes. ``start`` comes next."""
         settings, kind = NetworkSettings.read(home), driver.caps.slot_kind
-        config = NetworkConfig(**settings.model_dump(exclude={"mode", "run_directory"}))
+        config = settings.of_network
         if settings.mode == "none":
             why = f"it is switched off in {home.network / 'config.json'}"
         else:
@@ -93,7 +107,9 @@ class NodeNetwork:
         if why and not SlotFiles(home.network / "slots").slots():
             return cls(None, None, why)
         # Slots of before are still taken care of, though no new ones are made.
-        return cls(Network(home, config, kinds=kinds, run_directory=settings.run_directory), kind, why)
+        shared = settings.run_directory
+        cleanup = functools.partial(remove_abandoned, home, config, run_directory=shared)
+        return cls(Network(home, config, kinds=kinds, run_directory=shared), kind, why, cleanup)
 
     async def start(self, live: Collection[SlotId]) -> frozenset[SlotId] | None:
         """Take over the slots of sandboxes that run and remove all others; those taken over.
@@ -108,6 +124,8 @@ class NodeNetwork:
             log.warning("sandboxes get no network of their own: %s", error)
             self._network, self.why = None, error.message
             return None
+        if self._cleanup is not None:
+            await self._cleanup()
         if found.removed or found.lost:
             log.info("network slots: removed %s, lost %s", sorted(found.removed), sorted(found.lost))
         return found.adopted

@@ -45,9 +45,7 @@ class GvisorDriver:
     """See ``protocol.Driver``. Holds nothing but where the home is."""
 
     name = DriverName.GVISOR
-    caps = Caps(
-        memory_snapshot=True, live_capture=True, shares_memory=False, native_speed=True, slot_kind="veth"
-    )
+    caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=False, native_speed=True, slot_kind="veth")
 
     def __init__(self, home: Home) -> None:
         self._home = home

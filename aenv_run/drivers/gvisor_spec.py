@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_run.drivers.protocol import NetworkSlot
+from aenv_run.network.addressing import DNS
 from aenv_run.types import MachineSpec
 
 #: Names what a memory image depends on beside the facts: mounts and their order, flags, capabilities.
@@ -61,10 +62,10 @@ def _mounts(envd: Path) -> list[Value]:
 def describe(container: Container) -> dict[str, Value]:
     """The OCI configuration."""
     network: dict[str, Value] = {"type": "network"}
-    daemon = [DAEMON, "container"]
+    # Also without a slot: what is restored later on one has its resolver from here. Every slot's is the same.
+    daemon = [DAEMON, "container", "--dns", DNS]
     if (slot := container.network) is not None:
         network["path"] = str(slot.guest_netns)
-        daemon += ["--dns", slot.dns]
     namespaces: list[Value] = [{"type": kind} for kind in ("pid", "ipc", "uts", "mount")]
     linux: dict[str, Value] = {"namespaces": [*namespaces, network]}
     if container.cgroup is not None:

@@ -28,6 +28,8 @@ Sink = Callable[[bytes], None]
 CALL_TIMEOUT_S = 60.0
 #: How long after a command's own limit the daemon may take to say that it killed it.
 KILL_GRACE_S = 10.0
+#: A clock that may be further behind than this is set again.
+CLOCK_SLACK_S, CLOCK_TRIES = 0.2, 5
 MAX_FILE_BYTES = 1 << 30
 
 
@@ -116,14 +118,20 @@ class Guest:
             "entropy": base64.b64encode(identity.entropy).decode(),
             "envVars": identity.env,
             "defaultUser": identity.default_user,
-            "timestamp": datetime.now(UTC).isoformat().replace("+00:00", "Z"),
         }
         if restored:
             request["restored"] = True
         if identity.default_workdir is not None:
             request["defaultWorkdir"] = identity.default_workdir
-        await self._plain("POST", "/init", json=request)
-        self._token = identity.access_token
+        for _ in range(CLOCK_TRIES):
+            started_s = time.monotonic()
+            request["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+            await self._plain("POST", "/init", json=request)
+            self._token = identity.access_token
+            # The guest's clock is behind by at most the time that this took: seconds where packets got lost.
+            if time.monotonic() - started_s < CLOCK_SLACK_S:
+                return
+            request.pop("restored", None)
 
     async def detach(self, *, sync: bool = True) -> None:
         """Before a capture: the daemon forgets the token and closes idle connections; a copy starts clean."""

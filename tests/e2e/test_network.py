@@ -31,9 +31,11 @@ from tests.contracts.network_world import (
     WEB,
     World,
     host_state,
+    until,
     world,
 )
 from tests.e2e.conftest import ROOT, environment
+from tests.e2e.test_build import make_base
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 SERVE = "mkdir -p /srv/www; echo {text} >/srv/www/index.html; busybox httpd -p {port} -h /srv/www"
@@ -67,6 +69,8 @@ async def site_of(home: Home) -> AsyncIterator[Site]:
     own.network.mkdir()
     (own.network / "config.json").write_text(settings.model_dump_json())
     async with world(own.root) as made:
+        while "NO-CARRIER" in host_state(own.root)["links"]:  # noqa: ASYNC110 - the kernel tells nobody
+            await asyncio.sleep(0.02)  # its links are coming up
         before, node = host_state(own.root), NodeClient(own)
         try:
             yield Site(own, made, node)
@@ -227,3 +231,42 @@ async def test_without_a_network_of_its_own_there_is_no_way_out(home: Home, tmp_
             await one.set_network(internet=True)
     with pytest.raises(NotFound):
         await one.get_info()
+
+
+RECIPE = f"""
+version: 1
+name: fetched
+base: {{archive: root.tar}}
+machine: {{memory: 256MiB, disk: 64MiB, internet: true}}
+steps:
+  - {{id: fetch, run: 'busybox nc -w 5 {WEB} 80 </dev/null | busybox head -n 1 >/srv/a; test -s /srv/a'}}
+  - {{id: closed, run: '! busybox nc -w 3 {HOST_PUBLIC} {SERVICE_PORT} </dev/null | busybox grep -F .; WAIT'}}
+"""
+
+
+async def test_a_build_has_slots_of_its_own_and_a_killed_one_leaves_none_for_long(home: Home) -> None:
+    async with site_of(home) as site:
+        make_base(site.home.root / "root.tar")
+
+        async def build(last: str) -> asyncio.subprocess.Process:
+            recipe = site.home.root / "recipe.yaml"
+            recipe.write_text(RECIPE.replace("WAIT", last))
+            argv = (sys.executable, "-m", "aenv_build.cli", str(recipe), "--home", str(site.home.root))
+            return await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
+
+        killed = await build("sleep 600")
+        temporary = site.home.network / "temporary"
+
+        async def has_a_slot() -> bool:
+            assert killed.returncode is None
+            return bool(list(temporary.glob("*/network/slots/*.json")))
+
+        await until(has_a_slot, 60)
+        one = await site.start()  # a node starts meanwhile, and takes nothing away
+        assert await has_a_slot()
+        killed.kill()
+        await killed.communicate()
+        whole = await build("true")
+        _, said = await asyncio.wait_for(whole.communicate(), 120)
+        assert whole.returncode == 0, said.decode()
+        assert not list(temporary.glob("*")) and await reaches(one, WEB)

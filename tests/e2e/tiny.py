@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 from pathlib import Path
 
@@ -60,7 +61,7 @@ def _make_tree(root: Path) -> Path:
 
 async def make_tiny(home: Home, scratch: Path) -> Snapshot:
     """Boot the image once, capture it, publish it as ``tiny:1``."""
-    selected = await select("auto", home)
+    selected = await select(os.environ.get("AENV_DRIVER", "auto"), home)
     image = scratch / "base.qcow2"
     tree = await asyncio.to_thread(_make_tree, scratch / "tree")
     await disk.make_image(tree, MACHINE.disk_mib, image)

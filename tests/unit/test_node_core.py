@@ -13,7 +13,17 @@ import pytest
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.errors import BootFailed, Conflict, InvalidInput, NoSpace, NotFound, RestoreIncompatible, SandboxDead
+from aenv_run.errors import (
+    BootFailed,
+    Conflict,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    RestoreIncompatible,
+    SandboxDead,
+    TimeOver,
+    Unsupported,
+)
 from aenv_run.lifecycle import State
 from aenv_run.node_core import Node
 from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ForkStart, SnapshotRequest
@@ -410,4 +420,49 @@ async def test_a_fork_gives_each_child_when_it_is_ready_and_takes_all_back(site:
     await lines.aclose()
     assert site.directories() == [parent.id] and len(site.engine.machines) == 1
     await node.kill(parent)
+    assert site.clean()
+
+
+async def test_max_seconds_count_while_there_is_a_machine(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node, max_seconds=100)
+    (entry,) = [entry async for entry in node.fork(sandbox, ForkRequest(count=1))][1:]
+    await node.pause(sandbox)
+    assert sandbox.record.time_over_at_s is None and 99 < (sandbox.record.seconds_left or 0) < 100
+    await sandbox._update(seconds_left=0.05)
+    await node.resume(sandbox, timeout_s=60, cold=False)
+    await asyncio.sleep(0.06)
+    await node.reap()
+    assert (sandbox.state, sandbox.record.ended_by) == (State.DEAD, "time_over")
+    with pytest.raises(TimeOver):
+        await node.pause(sandbox)
+    assert isinstance(entry, ForkEntry) and entry.sandbox is not None
+    child = node.find(entry.sandbox.sandbox_id)
+    assert child.state is State.RUNNING and child.record.seconds_left == 100
+    for one in (sandbox, child):
+        await node.kill(one)
+    assert site.clean()
+
+
+async def test_another_size_needs_a_cold_start(site: Site) -> None:
+    node = site.node()
+    with pytest.raises(InvalidInput, match="cpus"):
+        await launch(node, cpus=2)
+    with pytest.raises(InvalidInput, match="memory_mib"):
+        await launch(node, cold=True, memory_mib=1)
+    sandbox = await launch(node, cold=True, cpus=2)
+    assert sandbox.record.machine.cpus == 2
+    await node.kill(sandbox)
+
+
+async def test_without_slots_nothing_is_promised(site: Site) -> None:
+    node = site.node()
+    for asked in ({"internet": True}, {"allow": ["example.org"]}, {"publish": [{"path": "/s", "port": 1}]}):
+        with pytest.raises(Unsupported):
+            await launch(node, **asked)
+    with pytest.raises(InvalidInput):
+        await launch(node, deny=["not a domain"])
+    sandbox = await launch(node)
+    assert not sandbox.record.policy.internet and node.info(sandbox).host_address is None
+    await node.kill(sandbox)
     assert site.clean()
