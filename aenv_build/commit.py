@@ -8,13 +8,13 @@ from pathlib import Path
 
 from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.staging import StagingMachine
-from aenv_build.threads import in_thread
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import Caps
 from aenv_run.errors import AenvError, StepFailed
 from aenv_run.repository import Draft, Repository
 from aenv_run.snapshot import Provenance, Snapshot
+from aenv_run.threads import in_thread
 from aenv_run.types import Architecture, StageKey
 
 FAILED_LABEL = "aenv.failed-step"

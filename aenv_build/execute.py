@@ -14,6 +14,7 @@ from pathlib import Path
 from aenv_build import events
 from aenv_build.bases import make_base_disk
 from aenv_build.commit import Committer
+from aenv_build.files import disk_limit
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
@@ -23,7 +24,6 @@ from aenv_build.scratch import scratch
 from aenv_build.staging import Slots, StagingMachine
 from aenv_build.staging_network import StagingNetwork
 from aenv_build.steps import perform
-from aenv_build.threads import in_thread, to_the_end
 from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
@@ -32,6 +32,7 @@ from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import Architecture, StageKey
 
 
@@ -325,8 +326,10 @@ class _Run:
 
     async def _read(self, staged: StagingMachine, path: str) -> Path:
         archive = self._slots.next_directory("files")
+        limit = disk_limit(self._plan.machine).of_stream()
         with archive.open("wb") as file:
             async for chunk in staged.guest.get_archive(path):
+                limit.take(len(chunk))
                 await in_thread(file.write, chunk)
         return archive
 

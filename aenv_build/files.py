@@ -10,6 +10,7 @@ import hashlib
 import io
 import os
 import stat
+import sys
 import tarfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ from pathlib import Path
 
 from aenv_run.digest import CHUNK_BYTES
 from aenv_run.errors import Conflict, InvalidInput
-from aenv_run.types import Digest
+from aenv_run.types import Digest, MachineSpec
+from aenv_run.untar import Limit, guarded, members
 
 MAX_ENTRIES = 500_000
 
@@ -77,22 +79,33 @@ def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
         )
 
 
+def disk_limit(machine: MachineSpec) -> Limit:
+    """What a copy from a step may bring: no honest state has more than fits on its disk."""
+    fix = "copy less, or give the machine a larger disk"
+    return Limit(machine.disk_mib << 20, "the size of the machine's disk", fix=fix)
+
+
 def holds_directory(archive: Path) -> bool:
-    """Whether the tar is of a directory: its first entry says so."""
-    with tarfile.open(archive, "r|") as tar:
-        first = tar.next()
-    return first is not None and first.isdir()
+    """Whether a sandbox's tar is of a directory: its first entry says so. Errors as ``strip_top``."""
+    with guarded(), archive.open("rb") as stream:
+        for _, first in members(stream, Limit(sys.maxsize, "the first entry")):
+            return first.isdir()
+    return False
 
 
-def strip_top(archive: Path, target: Path, *, name: str) -> None:
+def strip_top(archive: Path, target: Path, limit: Limit, *, name: str) -> None:
     """A sandbox's tar of one path as ``write_tar`` makes it: a directory's content, or a file as ``name``.
 
-    The archive is untrusted. It is only rewritten here; the receiving sandbox extracts it.
+    The archive is untrusted: ``ProtocolError``, ``LimitReached``. It is only rewritten here; the receiving
+    sandbox extracts it.
     """
-    with tarfile.open(archive, "r|") as source, tarfile.open(target, "w|", format=tarfile.PAX_FORMAT) as out:
-        top = ""
-        while (member := source.next()) is not None:
-            source.members = []  # type: ignore[attr-defined]  # it would keep every header
+    top = ""
+    with (
+        guarded(),
+        archive.open("rb") as stream,
+        tarfile.open(target, "w|", format=tarfile.PAX_FORMAT) as out,
+    ):
+        for source, member in members(stream, limit):
             if not top:
                 top = member.name + "/"
                 if member.isdir():

@@ -13,8 +13,9 @@ from pydantic_core import ErrorDetails
 from aenv_build.document import Data, Document, Where, nearest, read_document
 from aenv_build.recipe import Base, Recipe, Step
 from aenv_build.render import render
+from aenv_run.catalog import require_publishable
 from aenv_run.digest import digest_bytes
-from aenv_run.errors import AenvError, RecipeError
+from aenv_run.errors import AenvError, InvalidInput, RecipeError
 from aenv_run.types import Digest
 
 MAX_SHOWN = 10
@@ -85,6 +86,12 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
     chosen = [name for name in Base.model_fields if getattr(recipe.base, name) is not None]
     if len(chosen) != 1:
         raise document.error(("base",), f"base takes exactly one of {', '.join(Base.model_fields)}")
+    for position, output in enumerate(recipe.outputs):
+        try:
+            require_publishable(output.name or recipe.name)
+        except InvalidInput as error:
+            at: Where = ("outputs", position, "name") if output.name else ("name",)
+            raise document.error(at, error.message, fix=error.fix) from None
     for index, step in enumerate(recipe.steps):
         where: Where = ("steps", index)
         if step.ready and not step.start:

@@ -5,26 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import jinja2
-from jinja2.sandbox import SandboxedEnvironment
 
 from aenv_build.document import Data, Document, Where, nearest
+from aenv_build.templates import Templates
 from aenv_run.errors import InvalidInput, RecipeError
 
-MAX_TEXT = 256 * 1024
 #: Not rendered: the values templates refer to, and what must be readable without them.
 LITERAL_KEYS = frozenset({"vars", "version"})
-
-
-class _Environment(SandboxedEnvironment):
-    """The sandbox, and no operator that makes a gigabyte from a word."""
-
-    intercepted_binops = frozenset({"*", "**"})
-
-    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: object, right: object) -> object:
-        """Multiply small numbers only."""
-        if operator == "**" or not (isinstance(left, int) and isinstance(right, int)):
-            raise jinja2.exceptions.SecurityError(f"the operator {operator} is not for recipes")
-        return super().call_binop(context, operator, left, right)
 
 
 def render(document: Document, overrides: Mapping[str, str]) -> dict[str, Data]:
@@ -42,8 +29,7 @@ def render(document: Document, overrides: Mapping[str, str]) -> dict[str, Data]:
                 fix="declare it under 'vars:' with a default",
             )
     values = {**own, **overrides}
-    engine = _Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
-    renderer = _Renderer(document, engine, values)
+    renderer = _Renderer(document, Templates(), values)
     result: dict[str, Data] = {}
     for key, value in document.data.items():
         result[key] = value if key in LITERAL_KEYS else renderer.value(value, (key,))
@@ -52,7 +38,7 @@ def render(document: Document, overrides: Mapping[str, str]) -> dict[str, Data]:
 
 
 class _Renderer:
-    def __init__(self, document: Document, engine: SandboxedEnvironment, values: Mapping[str, Data]) -> None:
+    def __init__(self, document: Document, engine: Templates, values: Mapping[str, Data]) -> None:
         self._document = document
         self._engine = engine
         self._values = values
@@ -71,7 +57,7 @@ class _Renderer:
         if "{{" not in text and "{%" not in text and "{#" not in text:
             return text
         try:
-            rendered = self._engine.from_string(text).render(vars=self._values)
+            return self._engine.rendered(text, vars=self._values)
         except jinja2.TemplateSyntaxError as error:
             raise self._error(where, f"template: {error.message}", error.lineno) from None
         except jinja2.UndefinedError as error:
@@ -79,9 +65,6 @@ class _Renderer:
             raise self._error(where, f"no var is called {name!r}; {self._hint(name)}", _line_of(error)) from None
         except Exception as error:  # noqa: BLE001 - a template may raise anything; the author needs the recipe's line
             raise self._error(where, f"template: {error}", _line_of(error)) from None
-        if len(rendered) > MAX_TEXT:
-            raise self._error(where, f"the rendered text is longer than {MAX_TEXT // 1024} KiB", 1)
-        return rendered
 
     def _hint(self, name: str) -> str:
         return nearest(name, self._values) if self._values else "declare it under 'vars:'"

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_build.staging_network import StagingNetwork
-from aenv_build.threads import in_thread, to_the_end
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
 from aenv_run.guest import Guest, Identity
 from aenv_run.network import Lease
 from aenv_run.snapshot import Snapshot
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import MachineSpec
 
 HOSTNAME = "build"

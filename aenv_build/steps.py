@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import posixpath
+import re
 import time
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_build.events import Sink, StageOutput
-from aenv_build.files import holds_directory, strip_top, write_tar
+from aenv_build.files import disk_limit, holds_directory, strip_top, write_tar
 from aenv_build.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.plan import Stage, argv, copy_target, run_context
 from aenv_build.recipe import FromStep, Ready, Run, Verify
 from aenv_build.staging import StagingMachine
-from aenv_build.threads import in_thread
 from aenv_run.errors import AenvError, CommandTimeout, SandboxDead, StepFailed
 from aenv_run.guest import Command, Ended, Guest, Output
+from aenv_run.printable import printable_lines
+from aenv_run.threads import in_thread
 from aenv_run.types import Context
 
 DEFAULT_TIMEOUT_S = 3600
@@ -26,6 +29,8 @@ READY_POLL_S = 0.2
 READY_TIMEOUT_S = 30.0
 LAST_LINES = 20
 MAX_LINE = 4000
+#: From the loss of the daemon until the engine must have ended, if it ends.
+END_TIMEOUT_S = 5.0
 
 
 @dataclass
@@ -59,7 +64,7 @@ class Tail:
 
     def _line(self, line: str) -> None:
         # A guest's control characters must not reach the terminal.
-        text = "".join(c if c.isprintable() or c == "\t" else "�" for c in line.rstrip("\r")[:MAX_LINE])
+        text = printable_lines(line.rstrip("\r")[:MAX_LINE])
         self.lines.append(text)
         self.sink(StageOutput(step=self.step, text=text))
 
@@ -107,16 +112,29 @@ def failure(stage: Stage, what: str, tail: Tail) -> StepFailed:
 
 async def _dead(stage: Stage, staged: StagingMachine, error: SandboxDead) -> SandboxDead:
     """The machine is gone: no exit code of the command exists, which is another thing than a failed command."""
-    try:
-        console = (await staged.machine.console()).strip().splitlines()[-LAST_LINES:]
-    except AenvError:
-        console = []
+    reason, text = error.message, ""
+    with contextlib.suppress(AenvError, TimeoutError):
+        async with asyncio.timeout(END_TIMEOUT_S):
+            end = await staged.machine.wait()
+        reason, text = end.reason, end.console
+    if not text:
+        with contextlib.suppress(AenvError):
+            text = await staged.machine.console()
+    console = printable_lines(text).strip().splitlines()[-LAST_LINES:]
     shown = "".join(f"\n  | {line}" for line in console)
     return SandboxDead(
-        f"the machine died during step {stage.id!r}: {error.message}"
-        + (f"; its console:{shown}" if shown else ""),
-        fix="give it more memory if the console says so ('machine: {memory: …}'); then run the build again",
+        f"the machine died during step {stage.id!r}: {reason}" + (f"; its console:{shown}" if shown else ""),
+        fix=advice(reason, "\n".join(console)),
     )
+
+
+def advice(reason: str, console: str) -> str:
+    """What may help, going by how a machine ended and what its console says last."""
+    if re.search(r"out of memory|oom[-_ ]kill", f"{reason}\n{console}", re.IGNORECASE):
+        return "give it more memory ('machine: {memory: …}'), then run the build again"
+    if "shut down" in reason:
+        return "a step must not shut its machine down or reboot it"
+    return "run the build again; what is finished is kept"
 
 
 async def _run(
@@ -156,7 +174,7 @@ async def _copy(stage: Stage, staged: StagingMachine, fetched: Path | None) -> N
         if not is_directory:
             folder, _, name = (target + source if target.endswith("/") else target).rpartition("/")
         if fetched is not None:
-            await in_thread(strip_top, fetched, archive, name=name)
+            await in_thread(strip_top, fetched, archive, disk_limit(staged.snapshot.machine), name=name)
         elif stage.files is not None:
             await in_thread(write_tar, stage.files, archive, name=name)
         await staged.guest.put_archive(folder or "/", archive, user=user)

@@ -6,6 +6,7 @@ import shlex
 
 from aenv_build.plan import Plan, Stage
 from aenv_build.recipe import FromStep
+from aenv_run.printable import printable
 
 WIDTH = 60
 
@@ -15,7 +16,7 @@ def base_words(plan: Plan) -> str:
     base = plan.source.recipe.base
     if base.debootstrap is not None:
         return f"debootstrap {base.debootstrap.suite}"
-    return f"archive {base.archive}" if base.archive is not None else f"snapshot {base.snapshot}"
+    return _short(f"archive {base.archive}" if base.archive is not None else f"snapshot {base.snapshot}")
 
 
 def step_words(stage: Stage) -> str:
@@ -32,7 +33,7 @@ def step_words(stage: Stage) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 

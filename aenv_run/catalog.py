@@ -63,16 +63,24 @@ class Resolved(Model):
 
 
 class Entry(Model):
-    """One row of the catalog. ``problem`` says why the snapshot could not be read, then sizes are 0."""
+    """One row of the catalog. ``problem`` says why the snapshot could not be read, then sizes are 0.
+
+    Of a damaged version ref ``snapshot_id`` is None; a damaged tag ref is a row of its own, without a version.
+    """
 
     name: Name
-    version: Version
+    version: Version | None
     tags: tuple[Tag, ...] = ()
-    snapshot_id: SnapshotId
-    created_at: str
+    snapshot_id: SnapshotId | None
+    created_at: str = ""
     size_bytes: int = 0
     has_memory: bool = False
     problem: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """How people write it."""
+        return f"{self.name}:{self.tags[0] if self.version is None else self.version}"
 
 
 @dataclass(frozen=True)
@@ -119,8 +127,7 @@ class Catalog:
         If the highest version is that snapshot already, it is that version again, so a repeat changes nothing.
         Of two publishers at once the higher version keeps the tags, whoever is slower.
         """
-        if _looks_like_id(name):
-            raise InvalidInput(f"{name!r} cannot be a name: it reads like a snapshot id", fix="add a letter g-z")
+        require_publishable(name)
         self.repository.snapshot(snapshot_id)
         version = self._claim(name, snapshot_id)
         for tag in tags:
@@ -173,7 +180,8 @@ class Catalog:
             record = RemovedRecord(removed_at=now())
             self._store.put_new(removed_key(name, gone), canonical_json(record))
         for tag in self.tags(name):
-            if self._read_tag(name, tag) in going:
+            tagged = self._tagged(name, tag)
+            if tagged in going or (tagged is None and version is None):
                 self._store.delete(tag_key(name, tag))
         for gone in going:
             self._store.delete(version_key(name, gone))
@@ -196,13 +204,14 @@ class Catalog:
         """Every version of every name (or of one), by name and version."""
         rows = self._all_live() if name is None else [(name, version) for version in self._live(name)]
         tags: dict[Name, dict[Version, list[Tag]]] = {}
-        entries = []
+        entries: list[Entry] = []
         for row_name, version in rows:
             if row_name not in tags:
-                tags[row_name] = self._tags_by_version(row_name)
-            record = self._read_version(row_name, version)
-            if record is not None:  # None: removed meanwhile
-                entries.append(self._entry(row_name, version, tuple(tags[row_name].get(version, ())), record))
+                tags[row_name], damaged = self._sorted_tags(row_name)
+                entries += damaged
+            entry = self._entry(row_name, version, tuple(tags[row_name].get(version, ())))
+            if entry is not None:  # None: removed meanwhile
+                entries.append(entry)
         if name is not None and not entries:
             raise self._unknown_name(name)
         return entries
@@ -223,7 +232,10 @@ class Catalog:
         for _ in range(RACE_TRIES):
             live, removed = self._live(name), self._numbers("refs/removed/", name)
             if live:
-                highest = self._read_version(name, live[-1])
+                try:
+                    highest = self._read_version(name, live[-1])
+                except CorruptData:
+                    highest = None  # its number is taken all the same
                 if highest is not None and highest.snapshot_id == snapshot_id:
                     return live[-1]
             version = _version(max((0, *live, *removed)) + 1)
@@ -241,14 +253,20 @@ class Catalog:
                 raise self._unknown_part(name, f"{name}:{version}", live) if live else self._unknown_name(name)
             present = self._read_bytes(key)
             if forward_only and present is not None:
-                tagged = self._read_tag(name, tag)
+                tagged = self._tagged(name, tag)
                 if tagged is not None and tagged > version and tagged in live:
                     return
             if present == data or self._store.swap(key, data, expected=present):
                 return
         raise Conflict(f"the tag {name}:{tag} is being moved by others all the time", fix="try again")
 
-    def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...], record: VersionRecord) -> Entry:
+    def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...]) -> Entry | None:
+        try:
+            record = self._read_version(name, version)
+        except CorruptData as error:
+            return Entry(name=name, version=version, tags=tags, snapshot_id=None, problem=error.message)
+        if record is None:
+            return None
         row = Entry(
             name=name, version=version, tags=tags, snapshot_id=record.snapshot_id, created_at=record.created_at
         )
@@ -273,13 +291,28 @@ class Catalog:
         found = (_named(info.key, under) for info in self._store.list(f"{under}{name}/"))
         return [part[1] for part in found if part is not None]
 
-    def _tags_by_version(self, name: Name) -> dict[Version, list[Tag]]:
+    def _sorted_tags(self, name: Name) -> tuple[dict[Version, list[Tag]], list[Entry]]:
+        """The tags by version, and a row for each that cannot be read."""
         by_version: dict[Version, list[Tag]] = {}
+        damaged = []
         for tag in self.tags(name):
-            version = self._read_tag(name, tag)
+            try:
+                version = self._read_tag(name, tag)
+            except CorruptData as error:
+                damaged.append(
+                    Entry(name=name, version=None, tags=(tag,), snapshot_id=None, problem=error.message)
+                )
+                continue
             if version is not None:
                 by_version.setdefault(version, []).append(tag)
-        return by_version
+        return by_version, damaged
+
+    def _tagged(self, name: Name, tag: Tag) -> Version | None:
+        """The tag's version; a damaged tag has none, and may be replaced or removed."""
+        try:
+            return self._read_tag(name, tag)
+        except CorruptData:
+            return None
 
     def _read_version(self, name: Name, version: Version) -> VersionRecord | None:
         return self.repository.read_ref(version_key(name, version), VersionRecord)
@@ -306,13 +339,19 @@ class Catalog:
         return NotFound(f"no snapshot is named {name}; there are {', '.join(shown)}{more}", fix=fix)
 
     def _unknown_part(self, name: Name, reference: str, live: tuple[Version, ...]) -> AenvError:
-        tags = [f"{tag} -> {version}" for version, some in self._tags_by_version(name).items() for tag in some]
+        tags = [f"{tag} -> {version}" for version, some in self._sorted_tags(name)[0].items() for tag in some]
         versions = ", ".join(str(version) for version in live[-10:])
         first = f" (the last of {len(live)})" if len(live) > 10 else ""
         return NotFound(
             f"{reference} does not exist; {name} has the versions {versions}{first} "
             f"and {'the tags ' + ', '.join(tags[:10]) if tags else 'no tags'}"
         )
+
+
+def require_publishable(name: Name) -> None:
+    """``InvalidInput`` for a name that would be read as an id; to be asked before the work for it is done."""
+    if _looks_like_id(name):
+        raise InvalidInput(f"{name!r} cannot be a name: it reads like a snapshot id", fix="add a letter g-z")
 
 
 def version_key(name: Name, version: Version) -> StoreKey:

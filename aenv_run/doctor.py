@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from aenv_run.config import open_repository
 from aenv_run.drivers.protocol import DriverName
@@ -56,7 +58,15 @@ class Report(Model):
 
 
 async def examine(home: Home, driver: str = "auto") -> Report:
-    """Look at everything; changes nothing that lasts."""
+    """Look at everything; changes nothing that lasts. A home that cannot be used is a finding, not an error."""
+    with ExitStack() as stack:
+        probed = home
+        if not _keeps_files(home):
+            probed = Home(Path(stack.enter_context(TemporaryDirectory(prefix="aenv-doctor-"))))
+        return await _examine(home, probed, driver)
+
+
+async def _examine(home: Home, probed: Home, driver: str) -> Report:
     drivers = tuple(
         DriverReport(
             driver=probe.driver,
@@ -67,14 +77,14 @@ async def examine(home: Home, driver: str = "auto") -> Report:
                 Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in probe.requirements
             ),
         )
-        for probe in await all_probes(home)
+        for probe in await all_probes(probed)
     )
     network = tuple(
-        Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in await requirements_of(home)
+        Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in await requirements_of(probed)
     )
     checks = tuple(await asyncio.to_thread(lambda: [_check_home(home), _check_repository(home)]))
     try:
-        selected = await select(driver, home)
+        selected = await select(driver, probed)
     except AenvError as error:
         return Report(
             home=str(home.root),
@@ -89,6 +99,15 @@ async def examine(home: Home, driver: str = "auto") -> Report:
     return Report(
         home=str(home.root), chosen=chosen, why=selected.why, drivers=drivers, checks=checks, network=network
     )
+
+
+def _keeps_files(home: Home) -> bool:
+    """Whether probes can keep in it what they find."""
+    try:
+        home.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError:
+        return False
+    return os.access(home.cache, os.W_OK)
 
 
 def _check_home(home: Home) -> Check:

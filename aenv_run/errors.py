@@ -7,6 +7,7 @@ what to do about it. ``docs/errors.md`` is generated from this module.
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from typing import ClassVar
 
@@ -130,6 +131,12 @@ class NoSpace(AenvError):
     code, exit_code, http_status = "no_space", 73, 507
 
 
+class HostRefused(AenvError):
+    """The operating system of this host refused a call on a file; the message names both."""
+
+    code, exit_code = "host_refused", 78
+
+
 class LimitReached(AenvError):
     """A limit of the sandbox or the node (processes, memory, sandboxes) is used up."""
 
@@ -173,6 +180,25 @@ def all_errors() -> Iterator[type[AenvError]]:
         cls = pending.pop(0)
         yield cls
         pending[:0] = cls.__subclasses__()
+
+
+def from_os(error: OSError, what: str = "") -> AenvError:
+    """The error for a call that the operating system refused: what was done, to which file, why, and a fix."""
+    paths = [str(path) for path in (error.filename, error.filename2) if path is not None]
+    reason = error.strerror or str(error) or type(error).__name__
+    message = ": ".join(part for part in (what, " -> ".join(paths), reason) if part)
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return NoSpace(message, fix="free some space there; what had been committed is intact")
+        case errno.ENOENT:
+            fix = "make it, or give another path (AENV_HOME says where aenv keeps its own files)"
+            return NotFound(message, fix=fix)
+        case errno.EEXIST | errno.ENOTDIR | errno.EISDIR | errno.ENOTEMPTY:
+            fix = "remove what is in the way, or give another path (AENV_HOME says where aenv keeps its own files)"
+            return Conflict(message, fix=fix)
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return HostRefused(message, fix="give a path that this user may write, or run as one who may")
+    return HostRefused(message, fix="AENV_DEBUG=1 shows where it happened")
 
 
 def from_wire(code: str, message: str, fix: str = "") -> AenvError:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from aenv_run.catalog import Resolved
+from aenv_run.catalog import Resolved, require_publishable
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
@@ -138,6 +138,8 @@ class Node:
         """Commit, and publish under a name if one is given. The name is the last thing written."""
         if request.tags and request.name is None:
             raise InvalidInput("a tag needs a name", fix="give --name too")
+        if request.name is not None:
+            require_publishable(request.name)
         snapshot, stopped_ms = await sandbox.snapshot(memory=request.memory, labels=request.labels)
         version: int | None = None
         if request.name is not None:

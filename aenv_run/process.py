@@ -93,6 +93,18 @@ class Child:
             return False
         return is_alive(self.pid, self.start_ticks)
 
+    def how_it_ended(self) -> str:
+        """`` by SIGKILL`` or `` with exit code 1``; empty while it runs, or when it was not our child."""
+        code = self.popen.poll() if self.popen else None
+        if code is None:
+            return ""
+        if code >= 0:
+            return f" with exit code {code}"
+        try:
+            return f" by {signal.Signals(-code).name}"
+        except ValueError:
+            return f" by signal {-code}"
+
     async def wait(self) -> int | None:
         """Return when it has ended: its exit code (negative: a signal), None when it was not our child."""
         try:

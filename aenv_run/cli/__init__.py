@@ -1,123 +1,38 @@
-"""The command ``aenv``. Subcommands are imported when they are used, so that ``aenv --help`` is instant."""
+"""The command ``aenv``: its way in. It imports nothing slow, so that an interrupt is understood from the start."""
 
 from __future__ import annotations
 
-import importlib
 import os
+import signal
 import sys
-
-import click
-
-from aenv_run.errors import AenvError, Interrupted
-
-#: Name -> (module, attribute, line of `aenv --help`), in the order that help shows them.
-COMMANDS: dict[str, tuple[str, str, str]] = {
-    "start": ("sandboxes", "start", "launch a sandbox from a snapshot"),
-    "exec": ("execute", "execute", "run a command in a sandbox and exit with its code"),
-    "connect": ("execute", "connect", "open a shell in a sandbox"),
-    "ls": ("sandboxes", "list_sandboxes", "list sandboxes"),
-    "pause": ("sandboxes", "pause", "keep a sandbox's memory and disk in files and end its machine"),
-    "resume": ("sandboxes", "resume", "go on with a paused sandbox"),
-    "fork": ("sandboxes", "fork", "make copies of a running sandbox"),
-    "timeout": ("sandboxes", "timeout", "give a sandbox another time to live"),
-    "network": ("network", "network", "show or change what a sandbox may reach"),
-    "port-forward": ("network", "port_forward", "bring a port of a sandbox to this machine"),
-    "rm": ("sandboxes", "remove", "kill and remove sandboxes"),
-    "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
-    "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
-    "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, remove"),
-    "check": ("check", "check", "is the repository whole"),
-    "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
-    "node": ("node", "node", "the node process that keeps the sandboxes"),
-    "completion": ("completion", "completion", "print the completion script of a shell"),
-}
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 
-class LazyGroup(click.Group):
-    """Lists commands from ``COMMANDS`` and imports one when it is asked for."""
+@contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """While modules are imported nothing has been started: Ctrl-C then ends the process, with one line.
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import it."""
-        if name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[name]
-        command = getattr(importlib.import_module(f"aenv_run.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)
-        return command
-
-    def resolve_command(
-        self, context: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        """As click, and an unknown command is answered with the nearest one."""
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            import difflib
-
-            near = difflib.get_close_matches(args[0], COMMANDS, 1)
-            hint = f" Did you mean {near[0]!r}?" if near else " `aenv --help` lists the commands."
-            context.fail(f"No such command {args[0]!r}.{hint}")
-        return super().resolve_command(context, args)
-
-    def format_commands(self, context: click.Context, formatter: click.HelpFormatter) -> None:
-        """From the table, without importing anything."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+    As an exception it would come out of the middle of any import, which may take it for a missing module.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-EPILOG = """\b
-Examples:
-  aenv catalog ls
-  aenv start swe-task:1
-  aenv exec s4f -- python3 -m pytest -q
-  aenv fork s4f -n 4
-  aenv rm --all
-
-An id may be shortened as long as it is unique. AENV_HOME says where everything is kept."""
-
-
-@click.group(
-    cls=LazyGroup,
-    epilog=EPILOG,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-@click.version_option(package_name="aenv", prog_name="aenv")
-def cli() -> None:
-    """Launch, pause, fork and snapshot sandboxes."""
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"error: interrupted\n")
+    os._exit(130)  # Interrupted.exit_code; nothing is imported here
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point: run and exit with the code of the command or of the error."""
+    with leaving_at_once():
+        from aenv_run.cli.command import run
     sys.exit(run(argv))
-
-
-def run(argv: list[str] | None = None) -> int:
-    """Run the command line; the exit code."""
-    try:
-        result = cli.main(args=argv, prog_name="aenv", standalone_mode=False)
-        return result if isinstance(result, int) else 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except AenvError as error:
-        if os.environ.get("AENV_DEBUG"):
-            raise
-        return report(error)
-    except (click.Abort, KeyboardInterrupt):
-        return report(Interrupted("interrupted"))
-    except BrokenPipeError:
-        # The reader of our output is gone (`aenv ls | head`): nothing to say, and nobody to say it to.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-
-
-def report(error: AenvError) -> int:
-    """Print an error for people; its exit code."""
-    click.echo(f"{click.style('error:', fg='red', bold=True)} {error.message}", err=True)
-    if error.fix:
-        click.echo(f"  {click.style('fix:', fg='green', bold=True)} {error.fix}", err=True)
-    return error.exit_code

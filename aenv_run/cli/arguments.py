@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import signal
 from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -10,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from aenv_run.errors import InvalidInput
+from aenv_run.errors import Interrupted, InvalidInput
 from aenv_run.paths import Home
 
 if TYPE_CHECKING:
@@ -22,8 +24,20 @@ T = TypeVar("T")
 
 
 def run_async(work: Coroutine[object, object, T]) -> T:
-    """Run to the end; Ctrl-C cancels it, lets it clean up, and is raised again."""
-    return asyncio.run(work)
+    """Run to the end; Ctrl-C, SIGTERM and SIGHUP cancel it and let it clean up: ``Interrupted``."""
+
+    async def interruptible() -> T:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) has it ignored
+                loop.add_signal_handler(number, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise Interrupted("interrupted") from None
 
 
 async def open_sandbox(sandbox_id: str) -> AsyncSandbox:
@@ -74,7 +88,7 @@ def complete_sandbox(context: click.Context, parameter: click.Parameter, incompl
 
 def complete_snapshot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """``name:version`` of the catalog."""
-    found = [f"{entry.name}:{entry.version}" for entry in open_catalog().entries()]
+    found = [entry.reference for entry in open_catalog().entries()]
     return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
 
 
@@ -92,3 +106,11 @@ def parse_duration(text: str) -> float:
     if not 0 < seconds <= 86400:
         raise InvalidInput(f"a time of {text} is not possible", fix="give more than 0 and at most 24h")
     return seconds
+
+
+def parse_size(text: str) -> int:
+    """Bytes from ``4096``, ``512MiB``, ``4GiB``."""
+    found = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?", text)
+    if not found or int(found[1]) == 0:
+        raise InvalidInput(f"{text!r} is no size", fix="write a whole number of bytes, or 512MiB, 4GiB")
+    return int(found[1]) << {None: 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}[found[2]]

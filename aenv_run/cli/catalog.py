@@ -10,6 +10,7 @@ from aenv_run.catalog import Entry, Reference
 from aenv_run.cli.arguments import complete_snapshot, open_catalog
 from aenv_run.cli.output import age, json_option, print_json, print_table, size
 from aenv_run.errors import InvalidInput
+from aenv_run.printable import printable
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Name, Tag
 
@@ -32,9 +33,9 @@ def list_entries(name: str | None, as_json: bool) -> None:
         return
     rows = [
         [
-            f"{entry.name}:{entry.version}",
+            entry.reference,
             ", ".join(entry.tags),
-            entry.snapshot_id.short,
+            entry.snapshot_id.short if entry.snapshot_id else "-",
             _age(entry.created_at),
             size(entry.size_bytes),
             entry.problem or ("yes" if entry.has_memory else "no"),
@@ -43,6 +44,8 @@ def list_entries(name: str | None, as_json: bool) -> None:
     ]
     empty = "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
     print_table(["SNAPSHOT", "TAGS", "ID", "AGE", "SIZE", "MEMORY"], rows, empty=empty)
+    if any(entry.problem for entry in entries):
+        click.echo("something is damaged; `aenv check` tells more", err=True)
 
 
 @catalog.command(epilog="\b\nExample:\n  aenv catalog show swe-task:1")
@@ -58,7 +61,7 @@ def show(reference: str, as_json: bool) -> None:
         print_json(
             {
                 "snapshot_id": str(resolved.snapshot_id),
-                "names": [f"{e.name}:{e.version}" for e in entries if e.snapshot_id == resolved.snapshot_id],
+                "names": [e.reference for e in entries if e.snapshot_id == resolved.snapshot_id],
                 "lineage": [str(snapshot.id) for snapshot in lineage],
                 "snapshot": lineage[0].model_dump(mode="json"),
             }
@@ -91,7 +94,7 @@ def _print_facts(snapshot: Snapshot, entries: list[Entry]) -> None:
         *(("label", f"{key}={value}") for key, value in sorted(snapshot.labels.items())),
     ]
     for key, value in rows:
-        click.echo(f"{click.style(f'{key:<10}', bold=True)}{value}")
+        click.echo(f"{click.style(f'{key:<10}', bold=True)}{printable(str(value))}")
 
 
 def _print_memory(snapshot: Snapshot) -> None:
@@ -102,11 +105,11 @@ def _print_memory(snapshot: Snapshot) -> None:
     for role, blob in snapshot.memory.files.items():
         click.echo(f"{role:<14}{blob.digest[:19]}  {size(blob.size_bytes)}")
     for key, value in snapshot.memory.facts.model_dump(mode="json").items():
-        click.echo(f"{key:<14}{value}")
+        click.echo(f"{key:<14}{printable(str(value))}")
 
 
 def _names_of(snapshot: Snapshot, entries: list[Entry]) -> str:
-    return ", ".join(f"{e.name}:{e.version}" for e in entries if e.snapshot_id == snapshot.id)
+    return ", ".join(e.reference for e in entries if e.snapshot_id == snapshot.id)
 
 
 def _what(snapshot: Snapshot) -> str:

@@ -13,7 +13,7 @@ from click.shell_completion import get_completion_class
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
     """Print the completion script of SHELL."""
-    from aenv_run.cli import cli
+    from aenv_run.cli.command import cli
 
     found = get_completion_class(shell)
     assert found is not None

@@ -10,6 +10,7 @@ from aenv_run.cli.arguments import run_async
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.doctor import Check, examine
 from aenv_run.paths import Home
+from aenv_run.printable import printable, printable_lines
 
 
 @click.command(epilog="\b\nExample:\n  aenv doctor --json")
@@ -23,7 +24,7 @@ def doctor(as_json: bool) -> int:
         return 0 if report.healthy else 69
     for driver in report.drivers:
         verdict = f"works ({driver.mode})" if driver.usable else "does not work here"
-        click.echo(click.style(f"{driver.driver.value}: {verdict}", bold=True) + f" - {driver.why}")
+        click.echo(click.style(f"{driver.driver.value}: {verdict}", bold=True) + f" - {printable(driver.why)}")
         print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in driver.requirements])
         click.echo()
     own = all(check.present for check in report.network)
@@ -35,7 +36,7 @@ def doctor(as_json: bool) -> int:
     print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.checks])
     click.echo()
     if report.chosen is None:
-        click.echo(click.style("no driver works here", fg="red", bold=True) + f": {report.why}")
+        click.echo(click.style("no driver works here", fg="red", bold=True) + f": {printable_lines(report.why)}")
         return 69
     click.echo(f"{click.style('auto picks', bold=True)} {report.why}")
     return 0 if report.healthy else 69

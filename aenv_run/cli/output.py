@@ -11,12 +11,18 @@ from contextlib import contextmanager
 import click
 from pydantic import BaseModel
 
+from aenv_run.printable import printable, printable_lines
+
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, object] | list[object]) -> None:
     """One JSON document."""
-    click.echo(json.dumps(_plain(value), indent=2, ensure_ascii=False))
+    plain = _plain(value)
+    text = json.dumps(plain, indent=2, ensure_ascii=False)
+    if text != printable_lines(text):  # JSON leaves some control characters as they are, such as 0x9b
+        text = json.dumps(plain, indent=2)
+    click.echo(text)
 
 
 def _plain(value: object) -> object:
@@ -41,7 +47,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, empty:
     for column in columns:
         table.add_column(column, no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
+        table.add_row(*(Text(printable(" ".join(cell.splitlines()))) for cell in row))
     console = Console(highlight=False)
     width = Console(width=10_000).measure(table).maximum
     if not console.is_terminal:

@@ -23,6 +23,7 @@ from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ResumeRequest, SandboxInfo, TimeoutRequest
+from aenv_run.printable import printable_lines
 
 ttl_option = click.option(
     "--ttl", default="5m", show_default=True, metavar="TIME", help="How long it may live: 300, 90s, 5m, 2h."
@@ -190,7 +191,7 @@ def _print_child(entry: ForkEntry) -> None:
     if entry.sandbox is not None:
         click.echo(entry.sandbox.sandbox_id)
     elif entry.error is not None:
-        click.echo(f"error: a copy failed: {entry.error.message}", err=True)
+        click.echo(f"error: a copy failed: {printable_lines(entry.error.message)}", err=True)
 
 
 @click.command(epilog="\b\nExample:\n  aenv timeout s4f 1h")
@@ -220,7 +221,7 @@ async def _remove_all(sandbox_ids: tuple[str, ...], everything: bool) -> int:
         if isinstance(result, AenvError):
             if everything and isinstance(result, NotFound):
                 continue  # its time was over just now
-            click.echo(f"error: {result.message}", err=True)
+            click.echo(f"error: {printable_lines(result.message)}", err=True)
             code = code or result.exit_code
         else:
             click.echo(result)

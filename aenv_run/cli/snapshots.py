@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.catalog import require_publishable
 from aenv_run.cli.arguments import pairs, run_async, sandbox_argument
 from aenv_run.cli.output import json_option, print_json, spinner
 from aenv_run.node_client import NodeClient
@@ -40,6 +41,8 @@ def create(
         memory=not disk_only,
         labels=pairs(labels, "--label"),
     )
+    if request.name is not None:
+        require_publishable(request.name)
     with spinner("committing"):
         reply = run_async(NodeClient().snapshot(sandbox_id, request))
     if as_json:

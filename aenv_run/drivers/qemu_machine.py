@@ -265,7 +265,7 @@ class QemuMachine:
                 status = await self._qmp.status()
                 return DEAD_STATES.get(status, f"its state is {status}")
         said = last_lines(self.engine_log(), 3)
-        return "its process ended" + (f": {said}" if said else "")
+        return f"its process ended{self._child.how_it_ended()}" + (f": {said}" if said else "")
 
     async def console(self) -> str:
         """The last console output, at most 64 KiB, control characters removed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -85,10 +86,57 @@ def test_alias_bomb_stops_early() -> None:
         parse_document("\n".join(merges).encode(), "r.yaml")
 
 
-@pytest.mark.parametrize("template", ["{{ 'a' * 10**9 }}", "{{ ().__class__.__mro__ }}", "{{ 9 ** 9 ** 9 }}"])
-def test_templates_are_sandboxed(tmp_path: Path, template: str) -> None:
-    with pytest.raises(RecipeError, match=r"recipe.yaml:4:.*template"):
-        load(write(tmp_path, HEAD + f'env: {{A: "{template}"}}\n'))
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ 'a' * 10**9 }}",
+        "{{ 'a' * 3000000000 }}",
+        "{{ ().__class__.__mro__ }}",
+        "{{ 9 ** 9 ** 9 }}",
+        "{{ 'x'|center(3000000000) }}",
+        "{{ 'x'.ljust(3000000000) }}",
+        "{{ 'x'['ljust'](3000000000) }}",
+        "{{ '{:>3000000000}'.format(1) }}",
+        "{{ '%999999999d' % 1 }}",
+        "{{ '%999999999d'|format(1) }}",
+        "{{ 'x'|indent(3000000000) }}",
+        "{{ lipsum(100000) }}",
+        "{{ range(100000)|join('x') }}",
+        "{{ range(1000)|join(vars.long) }}",
+        "{{ vars.long|replace('x', vars.long) }}",
+        "{{ vars.long + vars.long + vars.long }}",
+        "{{ " + " ~ ".join(["vars.long"] * 100) + " }}",
+        "{% for a in range(1000) %}{{ vars.long }}{% endfor %}",
+        "{% for a in range(9) %}{% for b in range(9) %}x{% endfor %}{% endfor %}",
+        "{% set x = 'a' %}",
+        "{% macro m() %}x{% endmacro %}",
+    ],
+)
+def test_templates_make_no_gigabyte_from_a_word(tmp_path: Path, template: str) -> None:
+    text = HEAD + f"vars: {{long: {'x' * 100_000}}}\nenv:\n  A: {json.dumps(template)}\n"
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecipeError, match=r"recipe.yaml:6:.*template"):
+            load(write(tmp_path, text))
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{{ vars.a|upper }}-{{ vars.a.split('.')[0] }}", "X.Y-x"),
+        ("{% if vars.a == 'x.y' %}yes{% else %}no{% endif %}", "yes"),
+        ("{% for n in range(3) %}{{ n + 1 }},{% endfor %}", "1,2,3,"),
+        ("{{ vars.a ~ '/' ~ vars.a|replace('.', '_') }}", "x.y/x_y"),
+        ("{{ ['a', 'b']|join('-') }}{{ 7 % 4 * 2 }}", "a-b6"),
+        ("{{ 'plain'[:2] if 1 < 2 }}", "pl"),
+    ],
+)
+def test_templates_do_what_recipes_need(tmp_path: Path, template: str, expected: str) -> None:
+    text = HEAD + f"vars: {{a: x.y}}\nenv: {{A: {json.dumps(template)}}}\n"
+    assert load(write(tmp_path, text)).recipe.env == {"A": expected}
 
 
 def test_schema_knows_the_short_forms() -> None:

@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import tarfile
 from pathlib import Path
 
 import pytest
 
 from aenv_build.events import BuildEvent, StageOutput
-from aenv_build.files import examine, holds_directory, strip_top, write_tar
+from aenv_build.files import disk_limit, examine, holds_directory, strip_top, write_tar
 from aenv_build.junit import failed_tests
 from aenv_build.keys import HostFacts
 from aenv_build.load import load
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, make_plan
 from aenv_build.schedule import make_schedule
-from aenv_build.steps import Tail, listens
-from aenv_run.errors import Conflict, InvalidInput
-from aenv_run.types import Architecture, Digest, StageKey
+from aenv_build.steps import Tail, advice, listens
+from aenv_run.errors import Conflict, InvalidInput, LimitReached, ProtocolError
+from aenv_run.types import Architecture, Digest, MachineSpec, StageKey
+from aenv_run.untar import Limit
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
 
@@ -75,10 +77,42 @@ def test_a_sandboxes_tar_is_renamed_only(tmp_path: Path) -> None:
         with tarfile.open(tmp_path / "in.tar", "w") as tar:
             tar.add(tmp_path / source, arcname=Path(source).name)
         assert holds_directory(tmp_path / "in.tar") is is_directory
-        strip_top(tmp_path / "in.tar", tmp_path / "out.tar", name="new")
+        strip_top(tmp_path / "in.tar", tmp_path / "out.tar", Limit(1, "one byte"), name="new")
         with tarfile.open(tmp_path / "out.tar") as tar:
             assert sorted(tar.getnames()) == names
             assert all(member.linkname in {"", "a"} for member in tar)
+
+
+def test_a_sandboxes_tar_is_bounded_and_its_tricks_are_errors_of_ours(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for name in ("a", "b"):
+            member = tarfile.TarInfo(name)
+            member.size = 600
+            tar.addfile(member, io.BytesIO(bytes(600)))
+    with pytest.raises(LimitReached, match="the disk"):
+        strip_top(tmp_path / "in.tar", tmp_path / "out.tar", Limit(1000, "the disk"), name="new")
+    (tmp_path / "in.tar").write_bytes(b"junk" * 256)
+    with pytest.raises(ProtocolError):
+        strip_top(tmp_path / "in.tar", tmp_path / "out.tar", Limit(1000, "the disk"), name="new")
+    with pytest.raises(ProtocolError):
+        holds_directory(tmp_path / "in.tar")
+    assert disk_limit(MachineSpec(disk_mib=64)).max_bytes == 64 << 20
+
+
+@pytest.mark.parametrize(
+    ("reason", "console", "word"),
+    [
+        ("the guest shut down or rebooted", "", "must not shut"),
+        ("the guest's kernel panicked", "Kernel panic - not syncing: Fatal exception", "run the build again"),
+        ("the guest's kernel panicked", "Kernel panic - not syncing: System is deadlocked on memory", "again"),
+        ("the guest's kernel panicked", "Kernel panic - not syncing: Out of memory: system-wide", "more memory"),
+        ("its process ended", "sh invoked oom-killer: gfp_mask", "more memory"),
+        ("its process ended by SIGKILL", "", "run the build again"),
+    ],
+)
+def test_advice_for_a_dead_machine_goes_by_how_it_died(reason: str, console: str, word: str) -> None:
+    assert word in advice(reason, console)
+    assert ("memory" in advice(reason, console)) is (word == "more memory")
 
 
 def test_socket_is_not_copied(tmp_path: Path) -> None:

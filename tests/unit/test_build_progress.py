@@ -9,7 +9,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from aenv_build import events
-from aenv_build.cli import command
+from aenv_build.command import command
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.wording import seconds, size
 from aenv_run.types import SnapshotId

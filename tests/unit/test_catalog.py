@@ -237,3 +237,26 @@ def test_keys_of_another_form_are_no_versions(catalog: Catalog, make: Callable[[
     assert catalog.versions(NAME) == (1,)
     kinds = [problem.kind for problem in check(catalog.repository).problems]
     assert kinds == ["unknown_file"] * 5
+
+
+def test_a_damaged_ref_is_a_row_and_hides_nothing(tmp_path: Path) -> None:
+    store = MemoryStore()
+    catalog = Catalog(Repository(store))
+    one = commit(catalog.repository, tmp_path, b"1").id
+    catalog.publish(NAME, one, [LATEST, Tag("stable")])
+    catalog.publish(NAME, commit(catalog.repository, tmp_path, b"2").id)
+    store.damage(tag_key(NAME, LATEST), b"junk")
+    store.damage(version_key(NAME, 2), b"junk")
+    tag, good, bad = catalog.entries()
+    assert (tag.reference, tag.snapshot_id) == ("swe-task:latest", None) and "refs/tags" in (tag.problem or "")
+    assert (good.reference, good.problem, good.tags) == ("swe-task:1", None, (Tag("stable"),))
+    assert (bad.reference, bad.snapshot_id) == ("swe-task:2", None) and "refs/names" in (bad.problem or "")
+    assert {problem.kind for problem in check(catalog.repository).problems} == {"unreadable_ref"}
+    assert catalog.resolve("swe-task:stable").snapshot_id == one
+    with pytest.raises(NotFound, match="stable -> 1"):
+        catalog.resolve("swe-task:7")
+    assert catalog.publish(NAME, one, [LATEST]) == 3, "a publisher replaces a damaged tag"
+    assert catalog.resolve("swe-task").version == 3
+    store.damage(tag_key(NAME, LATEST), b"junk")
+    assert catalog.remove(NAME) == (1, 2, 3)
+    assert catalog.tags(NAME) == ()

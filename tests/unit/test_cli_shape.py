@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,12 +12,13 @@ from pathlib import Path
 import click
 import pytest
 
-from aenv_run.cli import COMMANDS, cli, report, run
-from aenv_run.cli.arguments import pairs, parse_duration
+from aenv_run.cli.arguments import pairs, parse_duration, parse_size
+from aenv_run.cli.command import COMMANDS, cli, report, run
 from aenv_run.cli.copy import _split
-from aenv_run.cli.output import duration, size
+from aenv_run.cli.output import duration, print_json, print_table, size
 from aenv_run.cli.terminal import exit_code_of
 from aenv_run.errors import InvalidInput, SandboxDead
+from aenv_run.printable import printable, printable_lines
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +50,7 @@ def test_every_listing_has_json() -> None:
 
 
 def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, aenv_run.cli as c; c.run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
+    code = "import sys, aenv_run.cli.command as c; c.run(['--help']); print(sorted(sys.modules), file=sys.stderr)"
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -62,7 +64,7 @@ def test_help_imports_nothing_heavy() -> None:
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["satrt"]) == 2
+    assert run(["satrt"]) == 64
     assert "Did you mean 'start'?" in capsys.readouterr().err
 
 
@@ -127,3 +129,106 @@ def test_check_tells_whole_from_damaged(tmp_path: Path, monkeypatch: pytest.Monk
     strange.parent.mkdir(parents=True, exist_ok=True)
     strange.write_text("not ours")
     assert run(["check", "--json"]) == 74
+
+
+@pytest.mark.parametrize("command", ["start x", "ls", "doctor", "check", "catalog ls", "rm --all", "exec x -- y"])
+@pytest.mark.parametrize("home", ["/proc/nope", "/dev/null", "/dev/null/below"])
+def test_a_home_that_cannot_be_is_an_error_with_a_fix(
+    command: str, home: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AENV_HOME", home)
+    assert run(command.split()) in (0, 65, 66, 69, 74, 75, 78)
+    said = capsys.readouterr()
+    if command == "doctor":
+        assert "set AENV_HOME to a directory that you may write" in said.out
+    elif "error:" in said.err:
+        assert "fix:" in said.err and home.split("/")[1] in said.err
+
+
+def test_usage_errors_have_one_exit_code() -> None:
+    for wrong in (["nonsense"], ["start"], ["fork", "x", "-n", "0"], ["ls", "--nonsense"], ["completion", "tcsh"]):
+        assert run(wrong) == 64, wrong
+
+
+SLOW_IMPORT = """
+import sys, time
+class Slow:
+    def find_spec(self, name, path=None, target=None):
+        if name == {slow!r}:
+            print("importing", flush=True)
+            try:
+                time.sleep(30)
+            except BaseException as error:
+                raise ImportError("as some libraries do") from error
+sys.meta_path.insert(0, Slow())
+from {package}.cli import main
+sys.argv[1:] = {arguments!r}
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "slow", "arguments"),
+    [
+        ("aenv_run", "click", ["start", "x"]),
+        ("aenv_run", "aenv_run.cli.sandboxes", ["start", "x"]),
+        ("aenv_build", "click", ["x.yaml"]),
+        ("aenv_build", "pydantic", ["x.yaml"]),
+    ],
+)
+def test_an_interrupt_while_modules_are_imported_is_no_traceback(
+    package: str, slow: str, arguments: list[str]
+) -> None:
+    script = SLOW_IMPORT.format(package=package, slow=slow, arguments=arguments)
+    process = subprocess.Popen(
+        [sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdout.readline() == "importing\n"
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=10)
+    assert (process.returncode, errors) == (130, "error: interrupted\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_signals_let_a_command_clean_up(number: signal.Signals) -> None:
+    script = """
+import asyncio
+from aenv_run.cli.arguments import run_async
+from aenv_run.errors import Interrupted
+async def work():
+    try:
+        print("working", flush=True)
+        await asyncio.sleep(30)
+    finally:
+        await asyncio.sleep(0)
+        print("clean", flush=True)
+try:
+    run_async(work())
+except (Interrupted, KeyboardInterrupt):
+    print("interrupted")
+"""
+    process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None and process.stdout.readline() == "working\n"
+    process.send_signal(number)
+    assert process.communicate(timeout=10)[0] == "clean\ninterrupted\n"
+
+
+EVIL = "a\x1b]0;title\x07\x9b31m\u202eb\nc\udc9b"
+
+
+def test_text_of_others_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert printable(EVIL) == "a�]0;title��31m�b�c�"
+    assert printable_lines("a\tb\nc\x1b") == "a\tb\nc�"
+    report(SandboxDead(f"said {EVIL}", fix=EVIL))
+    print_table(["X"], [[EVIL]])
+    print_json({"name": EVIL})
+    said = capsys.readouterr()
+    assert all(c.isprintable() or c in "\n\t" for c in said.out + said.err)
+    assert json.loads(said.out[said.out.index("{") :]) == {"name": EVIL}
+
+
+def test_sizes() -> None:
+    assert [parse_size(text) for text in ("1", "4KiB", "512MiB", "2GiB")] == [1, 4096, 512 << 20, 2 << 30]
+    for wrong in ("", "0", "-1", "1GB", "1.5GiB", "x"):
+        with pytest.raises(InvalidInput):
+            parse_size(wrong)

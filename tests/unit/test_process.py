@@ -148,3 +148,14 @@ async def test_an_ephemeral_child_ends_with_its_parent(tmp_path: Path) -> None:
     done = await process.run([sys.executable, "-c", script], timeout_s=30, env=os.environ)
     assert done.exit_code == 0, done.stderr
     assert await gone(int(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("script", "ending"),
+    [("exit 3", " with exit code 3"), ("kill -SEGV $$", " by SIGSEGV"), ("exit 0", " with exit code 0")],
+)
+async def test_how_a_child_ended_is_said(tmp_path: Path, script: str, ending: str) -> None:
+    child = await process.spawn(["sh", "-c", f"sleep 0.2; {script}"], log=tmp_path / "log", ephemeral=True)
+    assert child.how_it_ended() == ""
+    await child.wait()
+    assert child.how_it_ended() == ending

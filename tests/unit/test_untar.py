@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import stat
@@ -10,8 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from aenv_run.errors import ProtocolError
-from aenv_run.untar import extract
+from aenv_run.errors import LimitReached, NoSpace, ProtocolError, from_os
+from aenv_run.untar import MAX_DEPTH, Limit
+from aenv_run.untar import extract as extract_within
+
+
+def extract(archive: Path, directory: Path, max_bytes: int = 1 << 20) -> list[str]:
+    return extract_within(archive, directory, Limit(max_bytes, "--max-size"))
 
 
 def archive(path: Path, *members: tuple[tarfile.TarInfo, bytes]) -> Path:
@@ -101,3 +107,97 @@ def test_what_is_no_archive_or_is_cut_off_is_refused(tmp_path: Path) -> None:
 def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError):
         extract(archive(tmp_path / "a.tar", (entry("x"), b"1"), (entry("x"), b"2")), tmp_path / "out")
+
+
+def test_more_than_the_limit_is_refused_and_what_fits_is_not(tmp_path: Path) -> None:
+    made = archive(tmp_path / "a.tar", (entry("t/a"), b"x" * 700), (entry("t/b"), b"x" * 300))
+    assert extract(made, tmp_path / "fits", 1000) == []
+    with pytest.raises(LimitReached, match=r"--max-size \(999 bytes\)"):
+        extract(made, tmp_path / "over", 999)
+    assert not (tmp_path / "over/t/b").exists()
+
+
+def sparse(kind: str) -> bytes:
+    """A tar of a few KiB that claims a sparse file of 3 GB, in each form that tarfile knows."""
+    size = 3_000_000_000
+    if kind == "old":
+        header = bytearray(entry("big", tarfile.GNUTYPE_SPARSE).tobuf(tarfile.GNU_FORMAT))
+        header[386:410] = b"%011o\0%011o\0" % (0, 0)
+        header[483:495] = b"%011o\0" % size
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        return bytes(header) + bytes(1024)
+    member = entry("big")
+    headers = {
+        "0.0": {"GNU.sparse.size": str(size), "GNU.sparse.numblocks": "1", "GNU.sparse.offset": "0"},
+        "0.1": {"GNU.sparse.size": str(size), "GNU.sparse.map": "0,0"},
+        "1.0": {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.realsize": str(size)},
+    }
+    member.pax_headers = headers[kind]
+    return member.tobuf(tarfile.PAX_FORMAT) + bytes(1024)
+
+
+@pytest.mark.parametrize("kind", ["old", "0.0", "0.1", "1.0"])
+def test_sparse_files_are_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "a.tar").write_bytes(sparse(kind))
+    with pytest.raises(ProtocolError, match="sparse"):
+        extract(tmp_path / "a.tar", tmp_path / "out", 1 << 40)
+    assert [path for path in (tmp_path / "out").rglob("*") if path.stat().st_size > 4096] == []
+
+
+def deep_headers() -> bytes:
+    one = tarfile.TarInfo("x")
+    one.type, one.size = tarfile.GNUTYPE_LONGNAME, 2
+    return (one.tobuf(tarfile.GNU_FORMAT) + b"a\0".ljust(512, b"\0")) * 3000
+
+
+def size_of(number: int, kind: bytes = tarfile.REGTYPE) -> bytes:
+    member = tarfile.TarInfo("x")
+    member.type, member.size = kind, number
+    return member.tobuf(tarfile.GNU_FORMAT) + bytes(1024)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(deep_headers(), id="headers without end"),
+        pytest.param(size_of(-512), id="negative size"),
+        pytest.param(size_of(3 << 30, tarfile.XHDTYPE), id="huge header"),
+        pytest.param(size_of(3 << 30, tarfile.GNUTYPE_LONGLINK), id="huge link name"),
+    ],
+)
+def test_headers_that_lie_are_refused(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(ProtocolError):
+        extract(tmp_path / "a.tar", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "member",
+    [
+        pytest.param(entry("t/" + "n" * 300), id="name too long"),
+        pytest.param(entry("/".join("d" * 1500) + "/x"), id="1500 levels"),
+        pytest.param(entry("/".join("d" * (MAX_DEPTH + 1))), id="one level too many"),
+        pytest.param(entry("t/link", tarfile.SYMTYPE, to=""), id="empty link"),
+        pytest.param(entry("t/link", tarfile.SYMTYPE, to="a" * 5000), id="link too long"),
+        pytest.param(entry("."), id="a file where the directory is"),
+    ],
+)
+def test_names_that_the_host_cannot_have_are_errors_of_the_archive(
+    tmp_path: Path, member: tarfile.TarInfo
+) -> None:
+    with pytest.raises(ProtocolError):
+        extract(archive(tmp_path / "a.tar", (member, b"")), tmp_path / "out")
+
+
+def test_a_nul_in_a_link_is_an_error_of_the_archive(tmp_path: Path) -> None:
+    member = entry("t/link", tarfile.SYMTYPE)
+    member.pax_headers = {"linkpath": "a\0b"}
+    with pytest.raises(ProtocolError):
+        extract(archive(tmp_path / "a.tar", (member, b"")), tmp_path / "out")
+
+
+def test_the_hosts_own_trouble_keeps_its_kind() -> None:
+    assert isinstance(from_os(OSError(errno.ENOSPC, "No space left on device", "/x"), "unpacking"), NoSpace)
+    error = from_os(PermissionError(errno.EACCES, "Permission denied", "/x"))
+    assert error.message == "/x: Permission denied" and error.fix and error.code == "host_refused"

@@ -1,0 +1,134 @@
+"""The Jinja2 of recipes: its sandbox, cut down to what cannot make a gigabyte from a word.
+
+Jinja2's own sandbox keeps a template from the host's objects, not from its memory: ``"x"|center(3000000000)`` is
+legal there. So the language is a short list: values, conditions, one level of ``for``, and filters and methods
+that give back no more than a small multiple of what they get. All of it is checked before anything is evaluated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
+from jinja2.sandbox import SandboxedEnvironment
+
+MAX_TEXT = 256 * 1024
+MAX_RANGE = 1000
+#: How many operands ``~`` may have in one template; each is at most a var of the recipe.
+MAX_CONCATENATED = 64
+MAX_INT = 2**64
+
+CHEAP_FILTERS = (
+    "abs", "capitalize", "count", "d", "default", "first", "float", "int", "last", "length", "list", "lower",
+    "max", "min", "reverse", "sort", "string", "title", "tojson", "trim", "unique", "upper",
+)  # fmt: skip
+METHODS = frozenset(
+    {
+        "capitalize", "count", "endswith", "find", "get", "items", "keys", "lower", "lstrip", "partition",
+        "removeprefix", "removesuffix", "rpartition", "rsplit", "rstrip", "split", "splitlines", "startswith",
+        "strip", "title", "upper", "values",
+    }
+)  # fmt: skip
+_LANGUAGE = (
+    nodes.Template, nodes.Output, nodes.TemplateData, nodes.If, nodes.For, nodes.CondExpr, nodes.Name, nodes.Const,
+    nodes.List, nodes.Tuple, nodes.Dict, nodes.Pair, nodes.Keyword, nodes.Slice, nodes.Getattr, nodes.Getitem,
+    nodes.Filter, nodes.Test, nodes.Call, nodes.Concat, nodes.Compare, nodes.Operand, nodes.Not, nodes.And,
+    nodes.Or, nodes.Neg, nodes.Pos, nodes.Add, nodes.Sub, nodes.Mul, nodes.Div, nodes.FloorDiv, nodes.Mod,
+    nodes.Pow,
+)  # fmt: skip
+
+
+class Templates(SandboxedEnvironment):
+    """Renders one text at a time; raises jinja2's errors."""
+
+    intercepted_binops = frozenset({"*", "**", "%", "+"})
+
+    def __init__(self) -> None:
+        super().__init__(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, autoescape=False)
+        self.filters = {name: FILTERS[name] for name in CHEAP_FILTERS}
+        self.filters |= {"replace": _replace, "join": _join}
+        self.globals = {"range": _range}
+
+    def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
+        """Arithmetic of small numbers; of text only ``+``, within the limit."""
+        if operator == "+" and isinstance(left, str) and isinstance(right, str):
+            _bound(len(left) + len(right))
+        elif operator == "**" or not all(isinstance(x, int | float) and abs(x) < MAX_INT for x in (left, right)):
+            raise SecurityError(f"the operator {operator} is not for recipes")
+        return super().call_binop(context, operator, left, right)
+
+    def rendered(self, text: str, **values: object) -> str:
+        """The text with the values filled in, at most ``MAX_TEXT`` long."""
+        _check(self.parse(text))
+        parts: list[str] = []
+        length = 0
+        for part in self.from_string(text).generate(**values):
+            length += len(part)
+            _bound(length)
+            parts.append(part)
+        return "".join(parts)
+
+
+def _check(tree: nodes.Template) -> None:
+    """Nothing but the language; errors at the line of the template."""
+    concatenated = 0
+    pending: list[tuple[nodes.Node, bool]] = [(tree, False)]
+    while pending:
+        node, in_loop = pending.pop()
+        if isinstance(node, nodes.For):
+            if in_loop:
+                raise _not_here(node, "a 'for' within a 'for'")
+            if node.recursive:
+                raise _not_here(node, "'recursive'")
+            in_loop = True
+        elif isinstance(node, nodes.Concat):
+            concatenated += len(node.nodes)
+            if concatenated > MAX_CONCATENATED:
+                raise _not_here(node, f"'~' with more than {MAX_CONCATENATED} operands")
+        elif isinstance(node, nodes.Call) and not _may_be_called(node.node):
+            raise _not_here(node, f"this call: there are range() and the methods {', '.join(sorted(METHODS))};")
+        elif not isinstance(node, _LANGUAGE):
+            raise _not_here(node, f"'{type(node).__name__.lower()}'")
+        pending += [(child, in_loop) for child in node.iter_child_nodes()]
+
+
+def _may_be_called(what: nodes.Expr) -> bool:
+    if isinstance(what, nodes.Getattr):
+        return what.attr in METHODS
+    return isinstance(what, nodes.Name) and what.name == "range"
+
+
+def _not_here(node: nodes.Node, what: str) -> jinja2.TemplateSyntaxError:
+    return jinja2.TemplateSyntaxError(f"{what} is not for recipes", node.lineno)
+
+
+def _bound(length: int) -> None:
+    if length > MAX_TEXT:
+        raise SecurityError(f"the rendered text is longer than {MAX_TEXT // 1024} KiB")
+
+
+def _range(*bounds: int) -> range:
+    found = range(*bounds)
+    if len(found) > MAX_RANGE:
+        raise SecurityError(f"a range has at most {MAX_RANGE} numbers")
+    return found
+
+
+def _replace(value: object, old: str, new: str) -> str:
+    text = str(value)
+    _bound(len(text) + text.count(old) * len(new))
+    return text.replace(old, new)
+
+
+def _join(values: Iterable[object], separator: str = "") -> str:
+    words: list[str] = []
+    length = 0
+    for value in values:
+        words.append(str(value))
+        length += len(words[-1]) + len(separator)
+        _bound(length)
+    return separator.join(words)
