@@ -14,10 +14,14 @@ from aenv_run.store.posix import PosixStore
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
 
 
+def repository_directory(url: str | None, home: Home) -> Path:
+    """Where the repository is, absolute: ``url``, $AENV_REPOSITORY or the home's own."""
+    return _directory(url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository))
+
+
 def open_repository(url: str | None, home: Home) -> Repository:
     """The committed repository: ``url`` (a path or ``posix:///path``), $AENV_REPOSITORY, or the home's own."""
-    chosen = url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository)
-    return Repository(PosixStore(_directory(chosen)))
+    return Repository(PosixStore(repository_directory(url, home)))
 
 
 def _directory(url: str) -> Path:

@@ -21,17 +21,18 @@ import uvicorn
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.config import open_repository
+from aenv_run.config import open_repository, repository_directory
 from aenv_run.drivers.protocol import Endpoint
-from aenv_run.drivers.select import Selected, select
+from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import AenvError
 from aenv_run.guest import Guest
 from aenv_run.node_api import Service, make_app
 from aenv_run.node_core import Node
 from aenv_run.node_socket import FileLock, listen
+from aenv_run.node_wire import known
 from aenv_run.paths import Home
-from aenv_run.sandbox import Tools
 from aenv_run.sandbox_network import NodeNetwork
+from aenv_run.sandbox_tools import Tools
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +53,7 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
     """Choose the driver and open the repository."""
     selected = await select(driver_name, home)
     repository = await asyncio.to_thread(open_repository, repository_url, home)
+    others = {name: driver for name, driver in all_drivers(home).items() if name != selected.driver.name}
     tools = Tools(
         driver=selected.driver,
         mode=selected.probe.mode,
@@ -59,7 +61,8 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
         catalog=Catalog(repository),
         cache=BlobCache(home.cache, repository),
         guests=_guest,
-        network=NodeNetwork.of(home, selected.driver),
+        network=NodeNetwork.of(home, selected.driver, others.values()),
+        others=others,
     )
     return tools, selected
 
@@ -72,7 +75,7 @@ async def serve(home: Home, *, repository_url: str | None, driver_name: str, idl
     """Serve until idle or told to stop. The caller holds the node lock."""
     listener = listen(home.node_socket)
     stop = asyncio.Event()
-    service = Service(home, stop.set, repository=repository_url or "", driver=driver_name)
+    service = Service(home, stop.set, repository=_repository_name(repository_url, home), driver=driver_name)
     config = uvicorn.Config(
         make_app(service),
         log_config=None,
@@ -96,6 +99,13 @@ async def serve(home: Home, *, repository_url: str | None, driver_name: str, idl
         home.node_socket.unlink(missing_ok=True)
 
 
+def _repository_name(repository_url: str | None, home: Home) -> str:
+    try:
+        return str(repository_directory(repository_url, home))
+    except AenvError:
+        return repository_url or ""  # opening it says what is wrong
+
+
 async def _stop_when(stop: asyncio.Event, server: uvicorn.Server) -> None:
     await stop.wait()
     server.should_exit = True
@@ -105,13 +115,16 @@ async def _work(
     service: Service, home: Home, repository_url: str | None, driver_name: str, idle_s: float, stop: asyncio.Event
 ) -> None:
     """Begin, then keep the TTLs, then end when idle."""
+    node: Node | None = None
     try:
         tools, selected = await open_tools(home, repository_url, driver_name)
         node = Node(home, tools)
         await node.reconcile()
-    except AenvError as error:
-        log.error("cannot begin: %s", error)
-        service.fail(error)
+    except Exception as error:
+        log.error("cannot begin: %s", error, exc_info=not isinstance(error, AenvError))
+        service.fail(known(error, where=str(home.node_log)))
+        if node is not None:
+            await node.close()
         await asyncio.sleep(1.0)  # the callers that wait are told why
         stop.set()
         return

@@ -171,6 +171,7 @@ def _add_node_routes(app: FastAPI, service: Service) -> None:
             pid=os.getpid(),
             home=str(service.home.root),
             repository=service.repository,
+            guest=str(service.home.guest()),
             driver=service.driver,
             ready=node is not None,
             live=counts.live if counts else 0,
@@ -204,7 +205,9 @@ def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
     @app.get("/sandboxes/{sandbox_id}")
     async def get(sandbox_id: str) -> SandboxInfo:
         node = await service.node()
-        return node.info(node.find(sandbox_id))
+        sandbox = node.find(sandbox_id)
+        await sandbox.settled()  # who asks for one calls its guest next
+        return node.info(sandbox)
 
     @app.delete("/sandboxes/{sandbox_id}", status_code=204)
     async def kill(sandbox_id: str) -> Response:

@@ -14,6 +14,7 @@ from typing import TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
+from aenv_run.config import REPOSITORY_VARIABLE, repository_directory
 from aenv_run.errors import AenvError, Conflict, NodeUnavailable, ProtocolError
 from aenv_run.node_socket import FileLock, short_path
 from aenv_run.node_wire import (
@@ -34,7 +35,7 @@ from aenv_run.node_wire import (
     SnapshotRequest,
     TimeoutRequest,
 )
-from aenv_run.paths import Home
+from aenv_run.paths import GUEST_VARIABLE, Home
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -45,7 +46,7 @@ HEALTH_TIMEOUT_S = 15.0
 #: Far less than the node waits until it is idle.
 TRUST_S = 2.0
 JSON_BODY = {"Content-Type": "application/json"}
-SETTINGS = ("AENV_REPOSITORY", "AENV_DRIVER")
+SETTINGS = (GUEST_VARIABLE, "AENV_DRIVER")
 #: When the node of a home, with these settings of ours, was last asked.
 _answered_s: dict[tuple[Path | str | None, ...], float] = {}
 
@@ -54,7 +55,7 @@ class NodeClient:
     """Each call is one connection, so a node that ends when idle never breaks a kept one."""
 
     def __init__(self, home: Home | None = None) -> None:
-        self.home = home or Home.default()
+        self.home = Home((home or Home.default()).root.absolute())
 
     # -- the node itself -----------------------------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class NodeClient:
     async def ensure_started(self) -> None:
         """Return when a node serves; of many callers one starts it."""
         if (health := await self.health()) is not None:
-            _require_same_settings(health)
+            self._require_same_settings(health)
             return
         self.home.root.mkdir(parents=True, exist_ok=True, mode=0o700)
         lock = FileLock(self.home.locks / "node-start.lock")
@@ -184,7 +185,7 @@ class NodeClient:
 
     async def _ensure_there(self) -> None:
         """Without asking, if it was there a moment ago: it cannot have become idle since."""
-        key = (self.home.root, *(os.environ.get(name) for name in SETTINGS))
+        key = (self.home.root, repository_directory(None, self.home), *map(os.environ.get, SETTINGS))
         if time.monotonic() >= _answered_s.get(key, 0.0) + TRUST_S:
             await self.ensure_started()
         _answered_s[key] = time.monotonic()
@@ -272,8 +273,10 @@ class NodeClient:
     async def _start(self, deadline_s: float) -> None:
         from aenv_run.process import spawn
 
-        argv = [sys.executable, "-m", "aenv_run.node", "--home", str(self.home.root), *_options()]
-        child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=_environment())
+        repository = repository_directory(None, self.home)  # absolute: the node's own directory is /
+        argv = [sys.executable, "-m", "aenv_run.node", "--home", str(self.home.root)]
+        argv += ["--repository", str(repository), *_options()]
+        child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=self._environment())
         while time.monotonic() < deadline_s:
             if await self.health() is not None:
                 return
@@ -283,6 +286,38 @@ class NodeClient:
         child.kill_group()
         raise NodeUnavailable(
             f"the node did not answer within {START_TIMEOUT_S:g} s", fix=f"see {self.home.node_log}"
+        )
+
+    def _environment(self) -> dict[str, str]:
+        """The node's own: the caller's, with the package findable, and no path that depends on where it stands."""
+        package = str(Path(__file__).resolve().parent.parent)
+        paths = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
+        environment[REPOSITORY_VARIABLE] = str(repository_directory(None, self.home))
+        if os.environ.get(GUEST_VARIABLE):
+            environment[GUEST_VARIABLE] = str(self.home.guest())
+        return environment
+
+    def _require_same_settings(self, health: Health) -> None:
+        """A node with other settings than this command's would ignore them in silence.
+
+        The repository counts also when it is not named here: the home's own is then meant.
+        """
+        repository = repository_directory(None, self.home)
+        if os.path.realpath(repository) != os.path.realpath(health.repository):
+            raise self._other_settings("the repository", str(repository), health.repository)
+        if os.environ.get(GUEST_VARIABLE):
+            guest = str(self.home.guest())
+            if os.path.realpath(guest) != os.path.realpath(health.guest):
+                raise self._other_settings(GUEST_VARIABLE, guest, health.guest)
+        driver = os.environ.get("AENV_DRIVER")
+        if driver and driver != health.driver:
+            raise self._other_settings("AENV_DRIVER", driver, health.driver)
+
+    def _other_settings(self, what: str, asked: str, used: str) -> Conflict:
+        return Conflict(
+            f"{what} is {asked} here, but the node of {self.home.root} runs with {used}",
+            fix="`aenv node stop` and try again (sandboxes run on), or use another AENV_HOME",
         )
 
 
@@ -298,26 +333,8 @@ class _WentAway(NodeUnavailable):
 
 def _options() -> list[str]:
     """What the node is told about this command's environment."""
-    names = {"AENV_REPOSITORY": "--repository", "AENV_DRIVER": "--driver", "AENV_NODE_IDLE_S": "--idle"}
+    names = {"AENV_DRIVER": "--driver", "AENV_NODE_IDLE_S": "--idle"}
     return [part for name, option in names.items() if os.environ.get(name) for part in (option, os.environ[name])]
-
-
-def _require_same_settings(health: Health) -> None:
-    """A node that runs with other settings than this command asks for would ignore them in silence."""
-    for name, used in (("AENV_REPOSITORY", health.repository), ("AENV_DRIVER", health.driver)):
-        asked = os.environ.get(name)
-        if asked and asked != used:
-            raise Conflict(
-                f"{name} is {asked}, but the node of {health.home} runs with {used}",
-                fix="`aenv node stop` and try again (sandboxes run on), or use another AENV_HOME",
-            )
-
-
-def _environment() -> dict[str, str]:
-    """The node's own: the caller's, with the package findable from any directory."""
-    package = str(Path(__file__).resolve().parent.parent)
-    paths = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
 
 
 def _path(sandbox_id: str, *more: str) -> str:

@@ -5,19 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import secrets
 import time
-import uuid
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from aenv_run.catalog import Resolved, require_publishable
-from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead
+from aenv_run.catalog import require_publishable
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NoSpace, NotFound
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
+from aenv_run.node_requests import check_environment, record_of
 from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
@@ -31,17 +28,33 @@ from aenv_run.node_wire import (
 )
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
-from aenv_run.sandbox import HostedSandbox, Tools
-from aenv_run.sandbox_files import in_thread, link_snapshot
+from aenv_run.sandbox import HostedSandbox
+from aenv_run.sandbox_files import in_thread, link_snapshot, to_the_end
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
+from aenv_run.sandbox_tools import Tools
 from aenv_run.snapshot import Snapshot
-from aenv_run.types import MachineSpec, SandboxId
+from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)
 
 MIN_PREFIX = 3
-#: A sandbox that was to be paused at its end and could not be (disk full) is not thrown away for that.
+#: A sandbox that was to be paused at its end and could not be for lack of space or a passing fault is not thrown
+#: away for that at once. Any other failure may be its guest's doing, which must not outlive its time.
 RETRY_PAUSE_S = 60
+PAUSE_ATTEMPTS = 5
+#: How long a guest may take to get ready for being paused at its end, and how long the whole may take.
+PREPARE_LIMIT_S = 10.0
+PAUSE_LIMIT_S = 900.0
+#: How soon an end that failed is tried again.
+RETRY_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class _Attempts:
+    """To pause one whose time is over: how many have failed, and when the next is due."""
+
+    failed: int = 0
+    next_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -61,6 +74,9 @@ class Node:
         self._tools = tools
         self._sandboxes: dict[SandboxId, HostedSandbox] = {}
         self._launches = asyncio.Semaphore(launches_at_once or min(4, 2 * (os.cpu_count() or 1)))
+        self._tasks: set[asyncio.Task[None]] = set()  # all that the node does by itself
+        self._ending: set[SandboxId] = set()
+        self._attempts: dict[SandboxId, _Attempts] = {}
         self.changed = asyncio.Event()
 
     # -- callers' operations -------------------------------------------------------------------------------
@@ -70,14 +86,18 @@ class Node:
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
         snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
-        directory = SandboxDirectory(self._home.sandboxes / SandboxId.new())
-        record = self._record(request, resolved, snapshot, SandboxId(directory.root.name))
+        memory = snapshot.memory.facts if snapshot.memory and not request.cold else None
+        chosen = await self._tools.choose(memory)
+        network = self._tools.network
+        policy = network.policy(chosen.driver, request.internet, request.allow, request.deny)
         if request.publish:
-            self._tools.network.require_ports()
+            network.require_ports(chosen.driver)
+        record = record_of(request, resolved, snapshot, chosen, policy)
+        directory = SandboxDirectory(self._home.sandboxes / record.id)
         try:
             record = await in_thread(self._prepare, directory, record, snapshot, not request.cold)
         except BaseException:
-            await asyncio.shield(asyncio.to_thread(directory.remove))
+            await in_thread(directory.remove)
             raise
         sandbox = HostedSandbox(directory, record, self._tools)
         await self._launch(sandbox, cold=request.cold)
@@ -131,7 +151,7 @@ class Node:
             for ready in asyncio.as_completed(launches):
                 yield await ready
         except BaseException:
-            await asyncio.shield(self._take_back(children, launches))
+            await to_the_end(self._take_back(children, launches))
             raise
 
     async def snapshot(self, sandbox: HostedSandbox, request: SnapshotAsk) -> SnapshotReply:
@@ -152,6 +172,7 @@ class Node:
     async def set_timeout(self, sandbox: HostedSandbox, timeout_s: float) -> SandboxInfo:
         """Its time ends ``timeout_s`` from now."""
         await sandbox.set_expiry(time.time() + timeout_s)
+        self._attempts.pop(sandbox.id, None)
         self.changed.set()
         return self.info(sandbox)
 
@@ -159,7 +180,7 @@ class Node:
         """Change what it may reach, also of what is connected now."""
         changes = request.model_dump(exclude_none=True)
         policy = NetworkPolicy(**{**sandbox.record.policy.model_dump(), **changes})
-        self._tools.network.require(policy)
+        self._tools.network.require(policy, self._tools.named(sandbox.record.driver))
         await sandbox.set_policy(policy)
         return self.info(sandbox)
 
@@ -167,12 +188,13 @@ class Node:
         """Kill and forget. Idempotent."""
         await sandbox.discard()
         self._sandboxes.pop(sandbox.id, None)
+        self._attempts.pop(sandbox.id, None)
         self.changed.set()
 
     async def kill_live(self) -> None:
         """Kill all that have a machine; paused and dead ones stay."""
         live = [sandbox for sandbox in self._sandboxes.values() if sandbox.state in LIVE]
-        await asyncio.gather(*(self.kill(sandbox) for sandbox in live))
+        await _all(self.kill(sandbox) for sandbox in live)
 
     # -- the node's own work -------------------------------------------------------------------------------
 
@@ -183,63 +205,45 @@ class Node:
         return Counts(len(states) - paused - dead, paused, dead)
 
     async def reconcile(self) -> None:
-        """Take over what earlier nodes left: attach live machines, name the dead, remove the half-made."""
+        """Find what earlier nodes left. It is listed when this returns, and taken over in the background.
+
+        One guest that does not answer delays nobody but its own callers. ``settled`` waits for all.
+        """
         self._home.sandboxes.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = [SandboxDirectory(path) for path in self._home.sandboxes.iterdir() if path.is_dir()]
         slots = await self._tools.network.start(await asyncio.to_thread(_slots_in_use, found))
-        await asyncio.gather(*(self._reconcile_one(directory, slots) for directory in found))
+        await _all(self._find_again(directory, slots) for directory in found)
+
+    async def settled(self) -> None:
+        """Return when all that the node began by itself has ended."""
+        while self._tasks:
+            await asyncio.wait(set(self._tasks))
 
     async def reap(self) -> float | None:
-        """Kill or pause what is past its time; seconds until the next one is."""
+        """Begin to kill or pause what is past its time, each by itself; seconds until the next one is."""
         now_s = time.time()
-        over = [sandbox for sandbox in self._sandboxes.values() if sandbox.record.time_over(now_s)]
-        for result in await asyncio.gather(*(sandbox.end_episode() for sandbox in over), return_exceptions=True):
-            if isinstance(result, Exception):
-                log.error("cannot end a sandbox whose max seconds are over: %s", result)
-        due = [sandbox for sandbox in self._sandboxes.values() if sandbox.record.expired(now_s)]
-        for result in await asyncio.gather(*(self._expire(sandbox) for sandbox in due), return_exceptions=True):
-            if isinstance(result, Exception):  # one that cannot be ended must not keep the others alive
-                log.error("cannot end a sandbox whose time is over: %s", result)
-        times = [t for s in self._sandboxes.values() for t in (s.record.expires_at_s, s.record.time_over_at_s)]
-        ends = [end_s for end_s in times if end_s is not None]
+        ends: list[float] = []
+        for sandbox in self._sandboxes.values():
+            if sandbox.id in self._ending:
+                continue
+            expires_s, over_s = self._expires_s(sandbox), sandbox.record.time_over_at_s
+            if sandbox.record.time_over(now_s):
+                self._begin_end(sandbox, sandbox.end_episode())
+            elif expires_s is not None and expires_s <= now_s:
+                self._begin_end(sandbox, self._expire(sandbox))
+            else:
+                ends += [end_s for end_s in (expires_s, over_s) if end_s is not None]
         return max(0.05, min(ends) - time.time()) if ends else None
 
     async def close(self) -> None:
         """Let go of every sandbox; machines run on."""
-        await asyncio.gather(*(sandbox.close() for sandbox in self._sandboxes.values()))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await _all(sandbox.close() for sandbox in self._sandboxes.values())
         await self._tools.network.close()
 
     # -- pieces --------------------------------------------------------------------------------------------
-
-    def _record(
-        self, request: CreateRequest, resolved: Resolved, snapshot: Snapshot, sandbox_id: SandboxId
-    ) -> Record:
-        now_s = time.time()
-        reference = f"{resolved.name}:{resolved.version}" if resolved.name else resolved.snapshot_id.short
-        return Record(
-            id=sandbox_id,
-            snapshot_id=resolved.snapshot_id,
-            base_id=resolved.snapshot_id,
-            reference=reference,
-            state=State.STARTING,
-            driver=self._tools.driver.name,
-            mode=self._tools.mode,
-            architecture=snapshot.architecture,
-            machine=machine_of(request, snapshot),
-            context=snapshot.context,
-            env=request.env,
-            metadata=request.metadata,
-            policy=self._tools.network.policy(request.internet, request.allow, request.deny),
-            publish=request.publish,
-            max_seconds=request.max_seconds,
-            seconds_left=request.max_seconds,
-            created_at_s=now_s,
-            expires_at_s=now_s + request.timeout_s,
-            on_timeout=request.on_timeout,
-            access_token=secrets.token_urlsafe(32),
-            machine_id=uuid.uuid4().hex,
-            disk=(),
-        )
 
     def _prepare(self, directory: SandboxDirectory, record: Record, snapshot: Snapshot, memory: bool) -> Record:
         directory.create()
@@ -254,70 +258,131 @@ class Node:
             async with self._launches:
                 await sandbox.launch(cold=cold)
         except BaseException:
-            await asyncio.shield(self.kill(sandbox))
+            await to_the_end(self.kill(sandbox))
             raise
         self.changed.set()
 
     async def _launch_child(self, index: int, child: HostedSandbox) -> ForkEntry:
         try:
             await self._launch(child)
-        except (AenvError, OSError) as error:
-            return ForkEntry(index=index, error=ErrorBody.of(known(error)))
+        except Exception as error:
+            if not isinstance(error, AenvError | OSError):
+                log.exception("child %s could not be launched", child.id)
+            return ForkEntry(index=index, error=ErrorBody.of(known(error, where="the node's log")))
         return ForkEntry(index=index, sandbox=self.info(child))
 
     async def _take_back(self, children: list[HostedSandbox], launches: list[asyncio.Task[ForkEntry]]) -> None:
         for launch in launches:
             launch.cancel()
         await asyncio.gather(*launches, return_exceptions=True)
-        await asyncio.gather(*(self.kill(child) for child in children))
+        await _all(self.kill(child) for child in children)
 
-    async def _reconcile_one(self, directory: SandboxDirectory, slots: frozenset[SlotId] | None) -> None:
+    def _begin(self, work: Coroutine[object, object, None], name: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _find_again(self, directory: SandboxDirectory, slots: frozenset[SlotId] | None) -> None:
+        try:
+            await self._find_one(directory, slots)
+        except (AenvError, OSError):  # one that cannot be had keeps no other from being found
+            log.exception("leaving %s as it is", directory.root)
+
+    async def _find_one(self, directory: SandboxDirectory, slots: frozenset[SlotId] | None) -> None:
         try:
             record = await asyncio.to_thread(directory.read)
-            sandbox = HostedSandbox(directory, record, self._tools)
-            if await sandbox.reattach(slots):
-                self._sandboxes[sandbox.id] = sandbox
         except NotFound:
-            # No record was ever written, so no machine was ever started and nobody was given the id.
+            # No record was ever written, so nobody was given the id.
             log.info("removing the half-made sandbox directory %s", directory.root)
+            await self._tools.sweep(directory.machine, None)
             await asyncio.to_thread(directory.remove)
-        except (AenvError, OSError) as error:
-            log.error("leaving %s as it is: %s", directory.root / RECORD_NAME, error)
+            return
+        except CorruptData as error:
+            log.error("%s", error)
+            await self._list_damaged(directory, error)
+            return
+        sandbox = HostedSandbox(directory, record, self._tools)
+        sandbox.begin_take_over()
+        if record.state is not State.STARTING:
+            self._sandboxes[sandbox.id] = sandbox
+        self._begin(self._take_over(sandbox, slots), f"take over {sandbox.id}")
+
+    async def _list_damaged(self, directory: SandboxDirectory, error: AenvError) -> None:
+        """Nobody can run on without a record: its engine ends; it is listed as dead until somebody removes it."""
+        await self._tools.sweep(directory.machine, None)
+        try:
+            sandbox_id = SandboxId(directory.root.name)
+        except InvalidInput:
+            return  # nobody can have it by that name
+        created_at_s = (await asyncio.to_thread(directory.root.stat)).st_mtime
+        record = Record.unreadable(sandbox_id, error.message, self._tools.driver.name, created_at_s)
+        self._sandboxes[sandbox_id] = HostedSandbox(directory, record, self._tools)
+
+    async def _take_over(self, sandbox: HostedSandbox, slots: frozenset[SlotId] | None) -> None:
+        try:
+            if not await sandbox.take_over(slots):
+                log.info("removed the half-made sandbox %s", sandbox.id)
+        except NotFound:
+            pass  # it was killed meanwhile
+        except Exception:
+            log.exception("cannot take over %s", sandbox.directory.root / RECORD_NAME)
+        finally:
+            self.changed.set()
+
+    def _expires_s(self, sandbox: HostedSandbox) -> float | None:
+        attempts, expires_s = self._attempts.get(sandbox.id), sandbox.record.expires_at_s
+        return max(expires_s, attempts.next_s) if attempts and expires_s is not None else expires_s
+
+    def _begin_end(self, sandbox: HostedSandbox, work: Coroutine[object, object, None]) -> None:
+        async def end() -> None:
+            try:
+                await work
+            except NotFound:
+                pass  # killed meanwhile
+            except Exception:
+                log.exception("cannot end %s, whose time is over", sandbox.id)
+                await asyncio.sleep(RETRY_END_S)
+            finally:
+                self._ending.discard(sandbox.id)
+                self.changed.set()
+
+        self._ending.add(sandbox.id)
+        self._begin(end(), f"end {sandbox.id}")
 
     async def _expire(self, sandbox: HostedSandbox) -> None:
-        if sandbox.record.on_timeout == "pause" and sandbox.record.state is State.RUNNING:
-            log.info("pausing %s: its time is over", sandbox.id)
-            try:
-                await self.pause(sandbox)
-                return
-            except (SandboxDead, NotFound):
-                pass
-            except (AenvError, OSError) as error:
-                log.error("cannot pause %s, trying again in %d s: %s", sandbox.id, RETRY_PAUSE_S, error)
-                with suppress(AenvError):
-                    await sandbox.set_expiry(time.time() + RETRY_PAUSE_S)
-                return
-        log.info("killing %s: its time is over", sandbox.id)
-        await self.kill(sandbox)
+        if sandbox.record.on_timeout == "kill" or sandbox.record.state is not State.RUNNING:
+            log.info("killing %s: its time is over", sandbox.id)
+            await self.kill(sandbox)
+            return
+        log.info("pausing %s: its time is over", sandbox.id)
+        try:
+            async with asyncio.timeout(PAUSE_LIMIT_S):
+                await sandbox.pause(limit_s=PREPARE_LIMIT_S)
+            self._attempts.pop(sandbox.id, None)
+        except NotFound:
+            return  # killed meanwhile
+        except Exception as error:
+            log.exception("cannot pause %s at the end of its time", sandbox.id)
+            if not self._pause_later(sandbox, known(error)):
+                await sandbox.end(f"its time was over and it could not be paused: {known(error).message}")
+
+    def _pause_later(self, sandbox: HostedSandbox, error: AenvError) -> bool:
+        """Whether it is worth trying again. It then keeps its machine for another while."""
+        failed = self._attempts.get(sandbox.id, _Attempts()).failed + 1
+        passing = error.retryable or isinstance(error, NoSpace)
+        if not passing or failed >= PAUSE_ATTEMPTS:
+            return False
+        log.info("trying again to pause %s in %d s", sandbox.id, RETRY_PAUSE_S)
+        self._attempts[sandbox.id] = _Attempts(failed, time.time() + RETRY_PAUSE_S)
+        return True
 
 
-def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
-    """The snapshot's machine, with another size if one is asked for: memory images are bound to theirs."""
-    wanted = {"memory_mib": request.memory_mib, "cpus": request.cpus}
-    changes = {name: value for name, value in wanted.items() if value is not None}
-    if not changes:
-        return snapshot.machine
-    if snapshot.memory is not None and not request.cold:
-        raise InvalidInput(
-            f"{' and '.join(changes)} cannot differ from the snapshot's when its memory is restored",
-            fix="start it cold (`--cold`, or cold=True in Python)",
-        )
-    try:
-        return MachineSpec.model_validate({**snapshot.machine.model_dump(), **changes})
-    except ValidationError as error:
-        raise InvalidInput(
-            f"no such machine: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
-        ) from error
+async def _all(work: Iterable[Awaitable[None]]) -> None:
+    """Do all to the end, then raise the first failure."""
+    for result in await asyncio.gather(*work, return_exceptions=True):
+        if isinstance(result, BaseException):
+            raise result
 
 
 def _slots_in_use(directories: Iterable[SandboxDirectory]) -> set[SlotId]:
@@ -329,10 +394,3 @@ def _slots_in_use(directories: Iterable[SandboxDirectory]) -> set[SlotId]:
             if record.state is State.RUNNING and record.slot is not None:
                 found.add(record.slot)
     return found
-
-
-def check_environment(env: dict[str, str]) -> None:
-    """Refuse names that no process can have."""
-    for name in env:
-        if not name or "=" in name or "\0" in name + env[name]:
-            raise InvalidInput(f"{name[:60]!r} is not the name of an environment variable")

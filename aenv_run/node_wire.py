@@ -211,6 +211,7 @@ class Health(Model):
     pid: int
     home: str
     repository: str
+    guest: str
     driver: str
     ready: bool
     live: int

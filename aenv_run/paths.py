@@ -6,6 +6,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
+GUEST_VARIABLE = "AENV_GUEST_DIR"
+
 
 @dataclass(frozen=True)
 class Home:
@@ -65,8 +67,8 @@ class Home:
 
     def guest(self) -> Path:
         """Guest kernel, modules and envd: ``$AENV_GUEST_DIR``, the home's own, or a checkout's build."""
-        if configured := os.environ.get("AENV_GUEST_DIR"):
-            return Path(configured)
+        if configured := os.environ.get(GUEST_VARIABLE):
+            return Path(configured).expanduser().absolute()
         own = self.root / "guest"
         checkout = Path(__file__).resolve().parent.parent / "build" / "guest"
         return own if own.exists() or not checkout.exists() else checkout

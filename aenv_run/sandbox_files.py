@@ -10,7 +10,8 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,11 +31,18 @@ T = TypeVar("T")
 
 async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """``asyncio.to_thread``, but a cancel waits for the thread: what cleans up then does not race with it."""
-    task = asyncio.ensure_future(asyncio.to_thread(work, *args, **kwargs))
+    return await to_the_end(asyncio.to_thread(work, *args, **kwargs))
+
+
+async def to_the_end(work: Coroutine[object, object, T]) -> T:
+    """Do ``work``; a cancel is delivered when it has ended, so nothing of it runs on unowned."""
+    task = asyncio.ensure_future(work)
     try:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait({task})
+        while not task.done():
+            with suppress(asyncio.CancelledError):
+                await asyncio.wait({task})
         if not task.cancelled():
             task.exception()  # seen: the cancel is what counts
         raise

@@ -18,12 +18,12 @@ from aenv_run.drivers.protocol import Driver, NetworkSlot, Requirement
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, Unsupported
 from aenv_run.network import (
     Answers,
+    Lease,
     Network,
     NetworkConfig,
     NetworkPolicy,
     PortForward,
     SlotId,
-    SlotKind,
     TcpAddress,
     UnixAddress,
 )
@@ -75,41 +75,43 @@ async def requirements_of(home: Home) -> list[Requirement]:
 
 
 class NodeNetwork:
-    """What a node's sandboxes share. ``why`` says why they have no slots; empty when they have."""
+    """What a node's sandboxes share. ``why`` says why none of them has a slot; empty when they may have.
+
+    Each driver takes slots of its own kind, or none.
+    """
 
     def __init__(
-        self,
-        network: Network | None,
-        kind: SlotKind | None,
-        why: str,
-        cleanup: Callable[[], Awaitable[None]] | None = None,
+        self, network: Network | None, why: str, cleanup: Callable[[], Awaitable[None]] | None = None
     ) -> None:
         self._network = network
-        self._kind = kind
         self._cleanup = cleanup
         self.why = why
 
     @classmethod
     def absent(cls, why: str = "this node has no network for sandboxes") -> NodeNetwork:
         """No slots."""
-        return cls(None, None, why)
+        return cls(None, why)
 
     @classmethod
-    def of(cls, home: Home, driver: Driver) -> NodeNetwork:
-        """By the home's settings and what the driver takes. ``start`` comes next."""
+    def of(cls, home: Home, driver: Driver, others: Iterable[Driver] = ()) -> NodeNetwork:
+        """By the home's settings and what the drivers take; slots of ``driver`` are kept warm.
+
+        ``start`` comes next.
+        """
         settings, kind = NetworkSettings.read(home), driver.caps.slot_kind
         config = settings.of_network
+        why = ""
         if settings.mode == "none":
             why = f"it is switched off in {home.network / 'config.json'}"
-        else:
-            why = "" if kind else f"the driver {driver.name} takes none"
-        kinds = () if why or kind is None else (kind,)
+        elif not any(one.caps.slot_kind for one in (driver, *others)):
+            why = _takes_none(driver)
         if why and not SlotFiles(home.network / "slots").slots():
-            return cls(None, None, why)
+            return cls(None, why)
         # Slots of before are still taken care of, though no new ones are made.
+        kinds = () if why or kind is None else (kind,)
         shared = settings.run_directory
         cleanup = functools.partial(remove_abandoned, home, config, run_directory=shared)
-        return cls(Network(home, config, kinds=kinds, run_directory=shared), kind, why, cleanup)
+        return cls(Network(home, config, kinds=kinds, run_directory=shared), why, cleanup)
 
     async def start(self, live: Collection[SlotId]) -> frozenset[SlotId] | None:
         """Take over the slots of sandboxes that run and remove all others; those taken over.
@@ -130,46 +132,52 @@ class NodeNetwork:
             log.info("network slots: removed %s, lost %s", sorted(found.removed), sorted(found.lost))
         return found.adopted
 
-    @property
-    def slots(self) -> Network | None:
-        """Where new sandboxes get their slots; None when they get none."""
-        return None if self.why else self._network
+    def why_not(self, driver: Driver) -> str:
+        """Why machines of this driver get no slots; empty when they do."""
+        return self.why or ("" if driver.caps.slot_kind else _takes_none(driver))
+
+    async def acquire(self, driver: Driver) -> tuple[Network, Lease] | None:
+        """A slot of the driver's kind; None where it gets none."""
+        kind = driver.caps.slot_kind
+        if self.why_not(driver) or self._network is None or kind is None:
+            return None
+        return self._network, await self._network.acquire(kind)
 
     @property
     def existing(self) -> Network | None:
         """Where slots in use are kept, whether or not new ones are given."""
         return self._network
 
-    @property
-    def kind(self) -> SlotKind:
-        """The kind of slot that the driver takes."""
-        assert self._kind is not None, "without slots nobody asks"
-        return self._kind
-
-    def policy(self, internet: bool | None, allow: Iterable[str], deny: Iterable[str]) -> NetworkPolicy:
+    def policy(
+        self, driver: Driver, internet: bool | None, allow: Iterable[str], deny: Iterable[str]
+    ) -> NetworkPolicy:
         """What was asked for; internet is on by default where sandboxes have slots, and off elsewhere."""
-        wanted = self.slots is not None if internet is None else internet
+        wanted = not self.why_not(driver) if internet is None else internet
         policy = NetworkPolicy(internet=wanted, allow=tuple(allow), deny=tuple(deny))
-        self.require(policy)
+        self.require(policy, driver)
         return policy
 
-    def require(self, policy: NetworkPolicy) -> None:
+    def require(self, policy: NetworkPolicy, driver: Driver) -> None:
         """Refuse what a sandbox without a slot cannot have: the driver's own network would open the host."""
-        if self.slots is None and (policy.internet or policy.allow):
+        if (why := self.why_not(driver)) and (policy.internet or policy.allow):
             raise Unsupported(
-                f"sandboxes have no network of their own here, so no way out: {self.why}",
+                f"sandboxes have no network of their own here, so no way out: {why}",
                 fix=f"leave internet out, or {NEEDS_ROOT}",
             )
 
-    def require_ports(self) -> None:
+    def require_ports(self, driver: Driver) -> None:
         """Refuse ports where the host reaches nothing of a sandbox but its daemon."""
-        if self.slots is None:
-            raise Unsupported(f"the ports of a sandbox cannot be reached here: {self.why}", fix=NEEDS_ROOT)
+        if why := self.why_not(driver):
+            raise Unsupported(f"the ports of a sandbox cannot be reached here: {why}", fix=NEEDS_ROOT)
 
     async def close(self) -> None:
         """Let go: slots in use stay."""
         if self._network is not None:
             await self._network.close()
+
+
+def _takes_none(driver: Driver) -> str:
+    return f"the driver {driver.name} takes none"
 
 
 class SandboxNetwork:
@@ -180,12 +188,12 @@ class SandboxNetwork:
         self._forwards: list[PortForward] = []
         self.slot_id: SlotId | None = None
 
-    async def plug(self, policy: NetworkPolicy, answers: Answers) -> NetworkSlot | None:
-        """A slot with ``policy`` in force; None where there are no slots and none is needed."""
-        self._node.require(policy)
-        if (network := self._node.slots) is None:
+    async def plug(self, policy: NetworkPolicy, answers: Answers, driver: Driver) -> NetworkSlot | None:
+        """A slot with ``policy`` in force for a machine of ``driver``; None where it gets and needs none."""
+        self._node.require(policy, driver)
+        if (found := await self._node.acquire(driver)) is None:
             return None
-        lease = await network.acquire(self._node.kind)
+        network, lease = found
         self.slot_id = lease.slot_id
         if policy != network.policy(lease.slot_id) or answers.names:
             await network.apply(lease.slot_id, policy, answers=answers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +17,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, model_validator
 
 from aenv_run.drivers.protocol import DriverName, Endpoint
-from aenv_run.errors import CorruptData, NotFound
+from aenv_run.errors import AenvError, CorruptData, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.network import Answers, NetworkPolicy, SlotId
 from aenv_run.network.forward import PublishedPort
@@ -26,6 +27,7 @@ from aenv_run.types import Architecture, Context, MachineSpec, Model, SandboxId,
 RECORD_NAME = "sandbox.json"
 #: No record is larger: metadata and environment are bounded by the API.
 MAX_RECORD_BYTES = 4 << 20
+UNKNOWN = SnapshotId("0" * 64)
 
 
 class Layer(Model):
@@ -90,6 +92,15 @@ class Record(Model):
     disk: tuple[Layer, ...]
     memory: MemoryFiles | None = None
     serial: int = Field(0, description="number of the next file name; never used twice")
+
+    @classmethod
+    def unreadable(cls, sandbox_id: SandboxId, reason: str, driver: DriverName, created_at_s: float) -> Record:
+        """In place of one that cannot be read: dead, and never written. All that is known of it is its id."""
+        return cls(
+            id=sandbox_id, snapshot_id=UNKNOWN, base_id=UNKNOWN, reference="?", state=State.DEAD, reason=reason,
+            driver=driver, architecture=Architecture("amd64"), machine=MachineSpec(), context=Context(),
+            created_at_s=created_at_s, access_token="", machine_id="", disk=(),
+        )  # fmt: skip
 
     @model_validator(mode="before")
     @classmethod
@@ -170,14 +181,24 @@ class SandboxDirectory:
         try:
             with path.open("rb") as file:
                 data = file.read(MAX_RECORD_BYTES + 1)
-            return Record.model_validate_json(data)
+            record = Record.model_validate_json(data)
+            if record.id != self.root.name:
+                raise ValueError(f"it is that of another sandbox, {record.id}")
+            return record
         except FileNotFoundError:
             raise NotFound(f"no sandbox in {self.root}") from None
         except (ValidationError, ValueError, OSError) as error:
             raise CorruptData(
                 f"the record of a sandbox cannot be read: {path}: {str(error).splitlines()[0]}",
-                fix=f"remove {self.root} (its disk layers are lost; snapshots and other sandboxes are not)",
+                fix=f"`aenv rm {self.root.name}` removes it (not snapshots, nor other sandboxes)",
             ) from error
+
+    def keep(self, record: Record) -> None:
+        """After a write that failed or was not wanted after all: the record is again the one of before."""
+        with suppress(AenvError):
+            if self.read() == record:
+                return
+        self.write(record)
 
     def tidy(self, record: Record) -> None:
         """Delete disk and memory files that the record does not name, and a left-over capture."""

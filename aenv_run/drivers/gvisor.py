@@ -18,6 +18,7 @@ from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
 from aenv_run.drivers.gvisor_host import Verdict
 from aenv_run.drivers.gvisor_machine import BRIDGE_HOST, GvisorMachine, Record, end_started
 from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, IMAGE, PLAN, ROOT, Plan
+from aenv_run.drivers.leftover import end_engines
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_host import host_cpu
 from aenv_run.errors import (
@@ -112,6 +113,16 @@ class GvisorDriver:
     async def attach(self, directory: Path) -> GvisorMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
         return await GvisorMachine.attach(self._home, directory)
+
+    async def sweep(self, directory: Path) -> bool:
+        """End whatever an earlier process left in ``directory``, and its control groups."""
+
+        def end() -> bool:
+            found = end_engines(directory)
+            gvisor_cgroup.remove(gvisor_cgroup.directories(gvisor_cgroup.name_of(directory.absolute())))
+            return found
+
+        return await asyncio.to_thread(end)
 
     async def _start(self, spec: BootSpec, facts: MemoryFacts, *, restore: str) -> GvisorMachine:
         """Start the supervisor and wait for its word; on any way out but success nothing is left."""

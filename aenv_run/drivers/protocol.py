@@ -209,4 +209,11 @@ class Driver(Protocol):
         """
 
     async def attach(self, directory: Path) -> Machine | None:
-        """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
+        """Take over a machine that an earlier process started in ``directory``; None when it cannot be had."""
+
+    async def sweep(self, directory: Path) -> bool:
+        """End whatever an earlier process left in ``directory``, known or not; whether a process was left.
+
+        For what ``attach`` could not take over and for machines that are not wanted any more: it needs no record
+        and talks to nobody. Idempotent.
+        """

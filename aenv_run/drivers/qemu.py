@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aenv_run import disk, process
 from aenv_run.drivers import guest_image, qemu_command, qemu_host
+from aenv_run.drivers.leftover import end_engines
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_capture import DEVICE_STATE, RAM, overlay_name
 from aenv_run.drivers.qemu_command import GUEST_ADDRESS, GUEST_MAC, Cpu
@@ -126,6 +127,10 @@ class QemuDriver:
     async def attach(self, directory: Path) -> QemuMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
         return await QemuMachine.attach(directory)
+
+    async def sweep(self, directory: Path) -> bool:
+        """End whatever an earlier process left in ``directory``."""
+        return await asyncio.to_thread(end_engines, directory)
 
     async def _start(
         self, spec: BootSpec, cpu: Cpu, ram: Path, ram_is_zero: bool, facts: MemoryFacts, arguments: list[str]

@@ -27,6 +27,11 @@ class Selected:
     why: str
 
 
+def all_drivers(home: Home) -> dict[DriverName, Driver]:
+    """Every driver of this build by name, whether or not it works here. They hold nothing."""
+    return {engine: make(home) for engine, make in ENGINES}
+
+
 async def all_probes(home: Home) -> list[Probe]:
     """Every engine's verdict, best first."""
     return [await make(home).probe() for _, make in ENGINES]

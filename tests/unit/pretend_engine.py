@@ -86,8 +86,9 @@ class PretendMachine:
             files["ram"].write_text(json.dumps(self.memory))
             files["device_state"].write_text("devices")
         self.running = keep_running
+        facts = await self.engine.facts(MachineSpec())
         disk = tuple(directory / sealed.name for sealed in self.sealed)
-        return Capture(directory, disk, files, FACTS if memory else None, stopped_ms=1.0)
+        return Capture(directory, disk, files, facts if memory else None, stopped_ms=1.0)
 
     async def wait(self) -> MachineExit:
         await self.dead.wait()
@@ -113,10 +114,13 @@ class PretendMachine:
 class PretendEngine:
     """The driver; ``machines`` are those that live, by port. They outlive a node, as real ones do."""
 
-    name = DriverName.QEMU
     caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=False)
 
-    def __init__(self) -> None:
+    def __init__(self, name: DriverName = DriverName.QEMU) -> None:
+        self.name = name
+        self.usable = True
+        self.deaf: set[Path] = set()  # machines in these directories whose guests never answer
+        self.no_attach: set[Path] = set()  # as if the machine's own record was damaged
         self.machines: dict[int, PretendMachine] = {}
         self.fail_capture: Exception | None = None
         self.capture_gate: asyncio.Event | None = None
@@ -129,10 +133,10 @@ class PretendEngine:
         self._ports = itertools.count(20000)
 
     async def probe(self) -> Probe:
-        return Probe(self.name, True, "tcg", "pretended")
+        return Probe(self.name, self.usable, "tcg", "pretended")
 
     async def facts(self, machine: MachineSpec) -> MemoryFacts:
-        return FACTS
+        return FACTS.model_copy(update={"driver": self.name.value})
 
     async def check_restore(self, spec: RestoreSpec) -> None:
         if self.incompatible:
@@ -146,7 +150,15 @@ class PretendEngine:
         return await self._start(spec, json.loads(spec.memory["ram"].read_text()))
 
     async def attach(self, directory: Path) -> PretendMachine | None:
+        if directory in self.no_attach:
+            return None
         return next((m for m in self.machines.values() if m.directory == directory), None)
+
+    async def sweep(self, directory: Path) -> bool:
+        found = [m for m in self.machines.values() if m.directory == directory]
+        for machine in found:
+            await machine.kill()
+        return bool(found)
 
     async def _start(self, spec: BootSpec, memory: dict[str, str]) -> PretendMachine:
         assert all(path.is_file() for path in spec.disk), spec.disk
@@ -168,10 +180,12 @@ class PretendEngine:
         """The node's guest factory."""
         return Guest(endpoint, access_token=access_token, transport=httpx.MockTransport(self._answer))
 
-    def _answer(self, request: httpx.Request) -> httpx.Response:
+    async def _answer(self, request: httpx.Request) -> httpx.Response:
         machine = self.machines.get(request.url.port or 0)
         if machine is None or machine.dead.is_set() or not machine.running:
             raise httpx.ConnectError("connection refused", request=request)
+        if machine.directory in self.deaf:
+            await asyncio.Event().wait()
         path = request.url.path
         if path == "/health":
             return httpx.Response(204)
@@ -193,11 +207,12 @@ class PretendEngine:
         return httpx.Response(204)
 
 
-def seed_files(directory: Path) -> Capture:
+def seed_files(directory: Path, driver: str = "qemu") -> Capture:
     """A capture as a build would leave it: a base layer and a memory image."""
     directory.mkdir(parents=True)
     base, ram, devices = directory / "base.qcow2", directory / "ram", directory / "device_state"
     base.write_text("base layer")
     ram.write_text(json.dumps({"seed": "yes"}))
     devices.write_text("devices")
-    return Capture(directory, (base,), {"ram": ram, "device_state": devices}, FACTS)
+    facts = FACTS.model_copy(update={"driver": driver})
+    return Capture(directory, (base,), {"ram": ram, "device_state": devices}, facts)

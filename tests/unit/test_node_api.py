@@ -32,7 +32,7 @@ from aenv_run.node_socket import FileLock, listen, short_path
 from aenv_run.node_wire import CreateRequest, ForkRequest, ResumeRequest, SnapshotRequest, TimeoutRequest
 from aenv_run.paths import Home
 from aenv_run.repository import Draft, Repository
-from aenv_run.sandbox import Tools
+from aenv_run.sandbox_tools import Tools
 from aenv_run.sdk_async import AsyncSandbox
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Architecture, MachineSpec, Name

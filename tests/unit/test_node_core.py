@@ -29,7 +29,8 @@ from aenv_run.node_core import Node
 from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ForkStart, SnapshotRequest
 from aenv_run.paths import Home
 from aenv_run.repository import Draft, Repository
-from aenv_run.sandbox import HostedSandbox, Tools
+from aenv_run.sandbox import HostedSandbox
+from aenv_run.sandbox_tools import Tools
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Architecture, Context, MachineSpec, Name, Tag
 from tests.unit.pretend_engine import PretendEngine, PretendMachine, seed_files
@@ -306,11 +307,15 @@ async def test_ttl_kills_or_pauses(site: Site) -> None:
     paused = await launch(node, timeout_s=0.05, on_timeout="pause")
     lasting = await launch(node, timeout_s=300)
     await asyncio.sleep(0.1)
+    await node.reap()
+    await node.settled()
     next_s = await node.reap()
     assert [info.state for info in node.infos()] == [State.PAUSED, State.RUNNING]
     assert killed.id not in site.directories() and next_s is not None and 290 < next_s <= 300
     await node.set_timeout(lasting, 0.01)
     await asyncio.sleep(0.05)
+    await node.reap()
+    await node.settled()
     assert await node.reap() is None
     assert site.directories() == [paused.id]
 
@@ -320,6 +325,8 @@ async def test_a_pause_at_the_end_that_fails_throws_nothing_away(site: Site) -> 
     sandbox = await launch(node, timeout_s=0.05, on_timeout="pause")
     site.engine.fail_capture = NoSpace("the disk is full")
     await asyncio.sleep(0.1)
+    await node.reap()
+    await node.settled()
     next_s = await node.reap()
     assert sandbox.state is State.RUNNING and next_s is not None and next_s > 30
     await node.kill(sandbox)
@@ -336,6 +343,7 @@ async def test_a_new_node_takes_over_what_the_old_one_left(site: Site) -> None:
     await lost_machine.kill()
     new = site.node()
     await new.reconcile()
+    await new.settled()
     states = {info.sandbox_id: info.state for info in new.infos()}
     assert states == {
         running.id: State.RUNNING,
@@ -358,12 +366,19 @@ async def test_reconcile_removes_the_half_made_and_nothing_else(site: Site) -> N
     sandbox.directory.write(record)
     await node.close()
     (site.home.sandboxes / "s-without-record").mkdir()
-    broken = site.home.sandboxes / "s-broken"
+    broken = site.home.sandboxes / "sbrokenbrokenbroken1"
     broken.mkdir()
     (broken / "sandbox.json").write_text("{")
     new = site.node()
     await new.reconcile()
-    assert site.directories() == ["s-broken"] and not site.engine.machines and not new.infos()
+    await new.settled()
+    assert site.directories() == [broken.name] and not site.engine.machines
+    (info,) = new.infos()
+    assert (info.sandbox_id, info.state) == (broken.name, State.DEAD) and "cannot be read" in info.reason
+    with pytest.raises(SandboxDead, match="cannot be read"):
+        await new.pause(new.find(broken.name))
+    await new.kill(new.find("sbroken"))
+    assert site.clean()
 
 
 async def test_find_takes_unique_prefixes_only(site: Site) -> None:
@@ -433,6 +448,7 @@ async def test_max_seconds_count_while_there_is_a_machine(site: Site) -> None:
     await node.resume(sandbox, timeout_s=60, cold=False)
     await asyncio.sleep(0.06)
     await node.reap()
+    await node.settled()
     assert (sandbox.state, sandbox.record.ended_by) == (State.DEAD, "time_over")
     with pytest.raises(TimeOver):
         await node.pause(sandbox)

@@ -1,0 +1,77 @@
+"""What a request for a sandbox comes to: checked, and written down as the record of the new one."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+
+from pydantic import ValidationError
+
+from aenv_run.catalog import Resolved
+from aenv_run.errors import InvalidInput
+from aenv_run.lifecycle import State
+from aenv_run.network import NetworkPolicy
+from aenv_run.node_wire import CreateRequest
+from aenv_run.sandbox_record import Record
+from aenv_run.sandbox_tools import Chosen
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import MachineSpec, SandboxId
+
+
+def record_of(
+    request: CreateRequest, resolved: Resolved, snapshot: Snapshot, chosen: Chosen, policy: NetworkPolicy
+) -> Record:
+    """The record of a new sandbox that has no files yet."""
+    now_s = time.time()
+    reference = f"{resolved.name}:{resolved.version}" if resolved.name else resolved.snapshot_id.short
+    return Record(
+        id=SandboxId.new(),
+        snapshot_id=resolved.snapshot_id,
+        base_id=resolved.snapshot_id,
+        reference=reference,
+        state=State.STARTING,
+        driver=chosen.driver.name,
+        mode=chosen.mode,
+        architecture=snapshot.architecture,
+        machine=machine_of(request, snapshot),
+        context=snapshot.context,
+        env=request.env,
+        metadata=request.metadata,
+        policy=policy,
+        publish=request.publish,
+        max_seconds=request.max_seconds,
+        seconds_left=request.max_seconds,
+        created_at_s=now_s,
+        expires_at_s=now_s + request.timeout_s,
+        on_timeout=request.on_timeout,
+        access_token=secrets.token_urlsafe(32),
+        machine_id=uuid.uuid4().hex,
+        disk=(),
+    )
+
+
+def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
+    """The snapshot's machine, with another size if one is asked for: memory images are bound to theirs."""
+    wanted = {"memory_mib": request.memory_mib, "cpus": request.cpus}
+    changes = {name: value for name, value in wanted.items() if value is not None}
+    if not changes:
+        return snapshot.machine
+    if snapshot.memory is not None and not request.cold:
+        raise InvalidInput(
+            f"{' and '.join(changes)} cannot differ from the snapshot's when its memory is restored",
+            fix="start it cold (`--cold`, or cold=True in Python)",
+        )
+    try:
+        return MachineSpec.model_validate({**snapshot.machine.model_dump(), **changes})
+    except ValidationError as error:
+        raise InvalidInput(
+            f"no such machine: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
+        ) from error
+
+
+def check_environment(env: dict[str, str]) -> None:
+    """Refuse names that no process can have."""
+    for name in env:
+        if not name or "=" in name or "\0" in name + env[name]:
+            raise InvalidInput(f"{name[:60]!r} is not the name of an environment variable")

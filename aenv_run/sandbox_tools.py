@@ -1,0 +1,74 @@
+"""What every sandbox of a node shares: its drivers, its repository, its network."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aenv_run.cache import BlobCache
+from aenv_run.catalog import Catalog
+from aenv_run.drivers.protocol import Driver, DriverName, Endpoint
+from aenv_run.errors import DriverUnavailable, RestoreIncompatible
+from aenv_run.guest import Guest
+from aenv_run.repository import Repository
+from aenv_run.sandbox_network import NodeNetwork
+from aenv_run.snapshot import MemoryFacts
+
+COLD_FIX = "start it from its disk alone: `--cold`, or cold=True in Python"
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A driver that works here, and how guest code runs with it."""
+
+    driver: Driver
+    mode: str
+
+
+@dataclass(frozen=True)
+class Tools:
+    """``driver`` (in ``mode``) is for new sandboxes; ``others`` are for those that were made with another one."""
+
+    driver: Driver
+    mode: str
+    repository: Repository
+    catalog: Catalog
+    cache: BlobCache
+    guests: Callable[[Endpoint, str | None], Guest]
+    network: NodeNetwork = field(default_factory=NodeNetwork.absent)
+    others: Mapping[DriverName, Driver] = field(default_factory=dict)
+
+    def named(self, name: DriverName) -> Driver:
+        """The driver of that name, whether or not it works here."""
+        driver = self.driver if name == self.driver.name else self.others.get(name)
+        if driver is None:
+            raise DriverUnavailable(f"the driver {name} is not part of this build of aenv")
+        return driver
+
+    async def choose(self, memory: MemoryFacts | None, wanted: DriverName | None = None) -> Chosen:
+        """For a machine from ``memory``: its maker's driver, which alone can restore it, or RestoreIncompatible.
+
+        For one from its disk (None): the one ``wanted`` if it works here, else that of new sandboxes.
+        """
+        name = wanted if memory is None else memory.driver
+        if name is None or name == self.driver.name:
+            return Chosen(self.driver, self.mode)
+        why = "this build of aenv does not have it"
+        for driver in self.others.values():
+            if driver.name == name:
+                probe = await driver.probe()
+                if probe.usable:
+                    return Chosen(driver, probe.mode)
+                why = probe.why
+        if memory is None:
+            return Chosen(self.driver, self.mode)
+        raise RestoreIncompatible(
+            f"the memory was made by the driver {name}, which cannot be used here: {why}", fix=COLD_FIX
+        )
+
+    async def sweep(self, directory: Path, name: DriverName | None) -> bool:
+        """End what any driver (``name``, if it is known) left in a machine's directory."""
+        known = [driver for driver in (self.driver, *self.others.values()) if name in (None, driver.name)]
+        found = [await driver.sweep(directory) for driver in known or (self.driver, *self.others.values())]
+        return any(found)
