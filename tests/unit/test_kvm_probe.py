@@ -78,8 +78,8 @@ async def test_an_answer_is_remembered_until_its_key_changes(tmp_path: Path) -> 
 
 
 async def test_a_driver_that_is_not_there_is_refused_with_what_exists(tmp_path: Path) -> None:
-    with pytest.raises(Unsupported, match="gvisor") as error:
-        await select("gvisor", Home(tmp_path))
+    with pytest.raises(Unsupported, match="firecracker") as error:
+        await select("firecracker", Home(tmp_path))
     assert "qemu" in error.value.fix
     with pytest.raises(InvalidInput, match="'qemo'"):
         await select("qemo", Home(tmp_path))
@@ -87,7 +87,7 @@ async def test_a_driver_that_is_not_there_is_refused_with_what_exists(tmp_path: 
 
 async def test_what_is_missing_is_named_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_GUEST_DIR", str(tmp_path / "nothing"))
-    (probe,) = await all_probes(Home(tmp_path))
+    probe = (await all_probes(Home(tmp_path)))[0]
     assert not probe.usable
     (guest,) = [one for one in probe.requirements if one.name.startswith("guest")]
     assert (guest.present, bool(guest.fix)) == (False, True)
