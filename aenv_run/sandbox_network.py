@@ -15,7 +15,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from aenv_run.drivers.protocol import Driver, NetworkSlot, Requirement
-from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import AenvError, InvalidInput, NotFound, Unsupported
 from aenv_run.network import (
     Answers,
     Lease,
@@ -122,9 +122,9 @@ class NodeNetwork:
             return None
         try:
             found = await self._network.start(live)
-        except (Unsupported, Conflict) as error:
+        except (AenvError, OSError) as error:  # no root, no nft, pool in use: safe, since then nothing is reached
             log.warning("sandboxes get no network of their own: %s", error)
-            self._network, self.why = None, error.message
+            self._network, self.why = None, error.message if isinstance(error, AenvError) else str(error)
             return None
         if self._cleanup is not None:
             await self._cleanup()

@@ -44,7 +44,7 @@ def _deleted_files(lines: JsonValue) -> tuple[DeletedFile, ...]:
 class CheckpointFailed(AenvError):
     """runsc could not save the memory; the message is its own."""
 
-    code = "vmm_refused"
+    code = "checkpoint_failed"
 
     def __init__(self, message: str, deleted: tuple[DeletedFile, ...]) -> None:
         super().__init__(message)

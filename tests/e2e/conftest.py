@@ -29,8 +29,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     found = Home(root)
     os.environ["AENV_NODE_IDLE_S"] = "600"
     try:
-        found.network.mkdir()
-        (found.network / "config.json").write_text('{"mode": "none"}')  # nothing of the real host is touched
+        without_slots(found)
         scratch = root / "scratch"
         scratch.mkdir()
         asyncio.run(make_tiny(found, scratch))
@@ -68,6 +67,12 @@ def aenv(home: Home) -> Aenv:
         return done
 
     return run
+
+
+def without_slots(home: Home) -> None:
+    """So that a node of root touches nothing of the real host; tests/e2e/test_network.py has hosts of its own."""
+    home.network.mkdir()
+    (home.network / "config.json").write_text('{"mode": "none"}')
 
 
 def environment(home: Home) -> dict[str, str]:

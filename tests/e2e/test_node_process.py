@@ -15,6 +15,7 @@ from aenv_run.errors import SandboxDead
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient
 from aenv_run.paths import Home
+from tests.e2e.conftest import without_slots
 
 
 def node_pid(home: Home) -> int:
@@ -75,6 +76,8 @@ def test_a_dead_engine_is_no_exit_code(sandbox: Sandbox, home: Home) -> None:
 def test_an_idle_node_ends_and_a_deep_home_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_NODE_IDLE_S", "0.5")
     deep = Home(tmp_path / ("d" * 100) / ("e" * 100))  # a socket path holds 107 bytes
+    deep.root.mkdir(mode=0o700, parents=True)
+    without_slots(deep)
     client = NodeClient(deep)
 
     async def scenario() -> None:

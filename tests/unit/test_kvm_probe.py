@@ -80,20 +80,18 @@ async def test_an_answer_is_remembered_until_its_key_changes(tmp_path: Path) -> 
 async def test_a_driver_that_is_not_there_is_refused_with_what_exists(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="firecracker") as error:
         await select("firecracker", Home(tmp_path))
-    assert "qemu" in error.value.fix and "gvisor" in error.value.fix
+    assert "qemu" in error.value.fix
     with pytest.raises(InvalidInput, match="'qemo'"):
         await select("qemo", Home(tmp_path))
 
 
 async def test_what_is_missing_is_named_with_its_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AENV_GUEST_DIR", str(tmp_path / "nothing"))
-    probes = await all_probes(Home(tmp_path))
-    assert [probe.driver for probe in probes] == ["qemu", "gvisor"]
-    for probe in probes:
-        assert not probe.usable
-        (guest,) = [one for one in probe.requirements if one.name.startswith("guest")]
-        assert (guest.present, bool(guest.fix)) == (False, True)
-        assert "nothing" in probe.why
+    probe = (await all_probes(Home(tmp_path)))[0]
+    assert not probe.usable
+    (guest,) = [one for one in probe.requirements if one.name.startswith("guest")]
+    assert (guest.present, bool(guest.fix)) == (False, True)
+    assert "nothing" in probe.why
 
 
 def test_versions_compare_as_numbers() -> None:
