@@ -22,6 +22,7 @@ lint: setup ## set up, then formatters, linters and type checks
 	@$(python) -m ruff format --check .
 	@$(python) -m ruff check .
 	@$(python) -m mypy -p aenv_run -p aenv_build
+	@$(python) -m mypy tests/perf
 	@scripts/lint-go
 
 soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times in random order

@@ -93,7 +93,14 @@ def spawn(engine: Engine, directory: Path, ram: Path, arguments: list[str]) -> B
     overlay = Path(f"{overlay_name(1)}.qcow2")
     disk.write_overlay(directory / overlay, engine.spec.machine.disk_mib << 20)
     argv = qemu_command.common(
-        engine.program, engine.spec, engine.spec.disk, engine.cpu, ram, overlay, overlay_name(1)
+        engine.program,
+        engine.spec,
+        engine.spec.disk,
+        engine.cpu,
+        ram,
+        overlay,
+        overlay_name(1),
+        (qemu_command.network(False),),
     )
     with (directory / "log").open("wb") as log:
         process = subprocess.Popen(

@@ -303,6 +303,9 @@ async def main() -> None:
         print(f"WARNING: load average {load[0]:.2f}: the figures will not be comparable", file=sys.stderr)
     with tempfile.TemporaryDirectory(prefix="aenv-bench-", dir="/var/tmp") as scratch:
         home = Home(Path(scratch) / "home")
+        os.environ["AENV_DRIVER"] = "qemu"  # the engine that is measured by hand beside it
+        home.network.mkdir(parents=True)
+        (home.network / "config.json").write_text('{"mode": "none"}')  # nothing of the host's network is touched
         bench = Bench(home, options.rounds, Path(scratch) / "scratch")
         try:
             await bench.run()
