@@ -24,6 +24,7 @@ needs=(
   "have mount losetup | mount"
   "have ip | iproute2"
   "have nft | nftables"
+  "runsc_present | runsc"
   "have zstd | zstd"
   "have xz | xz-utils"
   "have git | git"
@@ -47,6 +48,9 @@ go_is_recent() {
   [ "${minor:-0}" -ge 22 ]
 }
 
+# Without runsc there is no gVisor driver, and its tests fail. Ubuntu has no such package: there it is optional.
+runsc_present() { have runsc || [ "$(distribution)" = ubuntu ]; }
+
 keyring_present() { [ -s /usr/share/keyrings/debian-archive-keyring.gpg ]; }
 
 # Prints the first Python that is new enough and can make virtual environments.
@@ -68,6 +72,7 @@ missing_packages() {
   done
 }
 
+distribution() { (. /etc/os-release && echo "${ID:-}"); }
 codename() { (. /etc/os-release && echo "${VERSION_CODENAME:-}"); }
 
 as_root() {
@@ -113,7 +118,7 @@ backports_source() {
     }'
 }
 
-# On Debian 12, QEMU and Go come from backports; later releases carry them.
+# On Debian 12, QEMU, Go and runsc come from backports (the release's runsc is too old); later releases carry them.
 needs_backports() {
   [ "$(codename)" = bookworm ] && ! apt_sources | cut -f1 | grep -x bookworm-backports >/dev/null
 }
@@ -158,13 +163,15 @@ install() { apt_get install --no-install-recommends "$@"; }
 system_packages() {
   local missing released backported=''
   missing=$(missing_packages)
+  have runsc || [ "$(distribution)" != ubuntu ] ||
+    say "note: no runsc, so no gVisor driver and 'make test' leaves its tests out; gvisor.dev says how to install it"
   [ -n "$missing" ] || return 0
   have apt-get || die 69 "this system has no apt, and these are missing (Debian's names): ${missing//$'\n'/ }" \
     "install what provides them (QEMU with memory-backend-file rom=, Go >= 1.22, Python >= 3.11), then run make setup"
   released=$missing
   if [ "$(codename)" = bookworm ]; then
-    backported=$(grep -xE 'qemu-.*|golang-go' <<<"$missing" || true)
-    released=$(grep -vxE 'qemu-.*|golang-go' <<<"$missing" || true)
+    backported=$(grep -xE 'qemu-.*|golang-go|runsc' <<<"$missing" || true)
+    released=$(grep -vxE 'qemu-.*|golang-go|runsc' <<<"$missing" || true)
   fi
   may_change_system
   if needs_backports; then add_backports; else update_lists; fi

@@ -11,7 +11,7 @@ import pytest_asyncio
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.drivers.select import select
 from aenv_run.paths import Home
-from tests.contracts.machines import Bench, make_bench
+from tests.contracts.machines import Bench, make_bench, need_runsc
 
 DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
 
@@ -26,6 +26,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 async def bench(request: pytest.FixtureRequest, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """The driver under test with a captured machine."""
     name: DriverName = request.param
+    if name is DriverName.GVISOR:
+        need_runsc()
     selected = await select(name, home)
     return await make_bench(selected.driver, home, tmp_path_factory.mktemp(f"machines-{name}"))
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import platform
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import pytest
 
 from aenv_run import disk
 from aenv_run.capture import Capture
@@ -48,6 +51,14 @@ def make_tree(root: Path) -> Path:
         (root / "bin" / applet).symlink_to("busybox")
     (root / "etc" / "passwd").write_text("root:x:0:0:root:/root:/bin/sh\n")
     return root
+
+
+def need_runsc() -> None:
+    """`make setup` installs it, but where the distribution has no such package: only there it may be absent."""
+    if shutil.which("runsc") is None:
+        if platform.freedesktop_os_release().get("ID") == "ubuntu":
+            pytest.skip("runsc is not installed, and this distribution has no package of it")
+        pytest.fail("runsc, the engine of the gVisor driver, is not installed: run `make setup`", pytrace=False)
 
 
 async def sh(machine: Machine, script: str) -> str:

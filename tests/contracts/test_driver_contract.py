@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from aenv_run.errors import (
     NoSpace,
     RestoreIncompatible,
     SandboxDead,
+    Unsupported,
 )
 from aenv_run.guest import Command, Guest
 from aenv_run.snapshot import MemoryFacts
@@ -444,11 +445,50 @@ async def test_an_ephemeral_machine_ends_with_its_starter(bench: Bench) -> None:
 # --- the guest sees ---------------------------------------------------------------------------------------------
 
 
+async def ask(machine: Machine, address: str, port: int) -> str:
+    """What a guest's connection to ``address`` is answered, once it has said something."""
+    async with Guest(machine.endpoint) as guest:
+        command = f"echo question | busybox nc -w 3 {address} {port}"
+        return (await guest.run(Command(("/bin/sh", "-c", command)), timeout_s=30.0)).stdout.decode()
+
+
+@contextlib.asynccontextmanager
+async def listener() -> AsyncIterator[tuple[int, list[bytes]]]:
+    """A server on the host's loopback that answers; its port, and what it was told."""
+    told: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        told.append(await reader.readline())
+        writer.write(b"answer\n")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        yield server.sockets[0].getsockname()[1], told
+
+
+DAEMON_PORT = 49983
+#: The host, as a guest of user networking sees it, and as it would if it shared the host's loopback.
+HOST_ADDRESSES = ("10.0.2.2", "127.0.0.1")
+
+
 async def test_without_internet_the_guest_reaches_nothing_of_the_host(bench: Bench) -> None:
-    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    async with server, bench.child() as machine, Guest(machine.endpoint) as guest:
-        result = await guest.run(
-            Command(("/bin/busybox", "nc", "-w", "2", "-z", "10.0.2.2", str(port))), timeout_s=20.0
-        )
-        assert result.exit_code != 0
+    async with listener() as (port, told), bench.child() as machine:
+        for address in HOST_ADDRESSES:
+            assert await ask(machine, address, port) == ""
+        assert told == []
+        # The same way of asking does get through to who may be asked: the guest's own daemon.
+        assert "400 Bad Request" in await ask(machine, "127.0.0.1", DAEMON_PORT)
+
+
+async def test_with_internet_of_its_own_the_same_question_is_answered(bench: Bench) -> None:
+    """The control of the test above. A driver without a way out of its own says so."""
+    spec = dataclasses.replace(bench.restored(), internet=True)
+    async with listener() as (port, told):
+        try:
+            async with bench.running(spec) as machine:
+                assert await ask(machine, "10.0.2.2", port) == "answer\n"
+        except Unsupported:
+            assert processes_in(spec.directory) == []
+            return
+        assert told == [b"question\n"]

@@ -23,7 +23,7 @@ from aenv_run.drivers.select import select
 from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, SandboxDead, Unsupported
 from aenv_run.guest import Command, Guest
 from aenv_run.paths import Home
-from tests.contracts.machines import Bench, make_bench, make_tree, prepare_capture, processes_in, sh
+from tests.contracts.machines import Bench, make_bench, make_tree, need_runsc, prepare_capture, processes_in, sh
 
 SUBNET = "10.213.77"
 NUMBERS = itertools.count()
@@ -32,6 +32,7 @@ NUMBERS = itertools.count()
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def gvisor(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A captured machine of the gVisor driver."""
+    need_runsc()
     selected = await select(DriverName.GVISOR, home)
     return await make_bench(selected.driver, home, tmp_path_factory.mktemp("gvisor"))
 

@@ -12,6 +12,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -102,15 +103,24 @@ def assert_clean(place: Path) -> None:
     assert not list(home.staging.iterdir())
     report = check(open_repository(None, home))
     assert not report.problems, report.problems
-    engines = [path for path in Path("/proc").glob("[0-9]*/cmdline") if str(home.staging).encode() in _read(path)]
-    assert not engines
+    assert not users_of(home.staging)
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+def users_of(directory: Path) -> list[str]:
+    """Processes that work in ``directory``, have a file of it open or see a mount in it."""
+    place, found = str(directory), []
+    for process in Path("/proc").glob("[0-9]*"):
+        links = [process / "cwd", process / "root"]
+        with suppress(OSError):
+            links += (process / "fd").iterdir()
+        for link in links:
+            with suppress(OSError):
+                if str(link.readlink()).startswith(place):
+                    found.append(f"{link}: {link.readlink()}")
+        with suppress(OSError):
+            mounts = (process / "mountinfo").read_text().splitlines()
+            found += [f"{process}: {mount}" for mount in mounts if f" {place}" in mount]
+    return found
 
 
 async def test_build_then_cache(place: Path) -> None:
@@ -149,6 +159,18 @@ async def test_failures_say_what_and_how(place: Path) -> None:
     assert_clean(place)
 
 
+async def test_a_machine_that_ends_says_how_and_gets_no_wrong_advice(place: Path) -> None:
+    text = RECIPE.replace("name: tiny", "name: dark").replace(
+        "echo 2 >", "busybox poweroff -f || kill -9 $PPID; sleep 60; echo 2 >"
+    )
+    built = await build(place, text)
+    assert built.code == 72, built.err
+    died = built.err.partition("the machine died during step 'two': ")[2].partition("\n")[0]
+    assert "shut down" in died, built.err
+    assert "must not shut its machine down" in built.err and "memory" not in built.err.partition("fix:")[2]
+    assert_clean(place)
+
+
 async def test_started_processes_live_on(place: Path) -> None:
     """A step after a start, and a verify, run in restored machines in which the process goes on."""
     text = (
@@ -175,6 +197,8 @@ async def test_interrupt_leaves_nothing(place: Path, wait_for: str) -> None:
         event = json.loads(line)
         if event["event"] == wait_for and event["step"] == "two":
             break
+    if wait_for == "stage_output":
+        assert users_of(Home(place / "h").staging), "what a build leaves is looked for in the wrong places"
     process.send_signal(signal.SIGINT)
     _, err = await asyncio.wait_for(process.communicate(), 30)
     assert process.returncode == 130, err

@@ -76,6 +76,49 @@ def test_cp_both_ways(aenv: Aenv, started: str, tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".aenv-cp-*"))
 
 
+def test_cp_out_is_bounded_clean_and_says_what_is_in_the_way(aenv: Aenv, started: str, tmp_path: Path) -> None:
+    script = (
+        "mkdir /srv/d; dd if=/dev/zero of=/srv/d/big bs=1M count=3; ln -s /etc \"/srv/d/$(printf 'x\\033[31my')\""
+    )
+    aenv("exec", started, "--", "sh", "-c", script)
+    over = aenv("cp", "--max-size", "1MiB", f"{started}:/srv/d", str(tmp_path / "d"), code=75)
+    assert "--max-size" in over.stderr and not list(tmp_path.iterdir())
+    done = aenv("cp", "--max-size", "4MiB", f"{started}:/srv/d", str(tmp_path / "d"))
+    assert "left out: d/x�[31my" in done.stderr and (tmp_path / "d/big").stat().st_size == 3 << 20
+    # A hole is as large as it says: one file must not fill this host's disk.
+    aenv("exec", started, "--", "dd", "if=/dev/null", "of=/srv/hole", "bs=1M", "seek=500")
+    hole = aenv("cp", f"{started}:/srv/hole", str(tmp_path), code=75)
+    assert "the size of the sandbox's disk" in hole.stderr and not (tmp_path / "hole").exists()
+    (tmp_path / "file").write_text("mine")
+    refused = aenv("cp", f"{started}:/srv/d", str(tmp_path / "file"), code=65)
+    assert "Traceback" not in refused.stderr and (tmp_path / "file").read_text() == "mine"
+    nowhere = aenv("cp", f"{started}:/srv/d/big", "/proc/x", code=None)
+    assert nowhere.returncode == 66 and "error: /proc" in nowhere.stderr and "fix:" in nowhere.stderr
+    assert not list(tmp_path.glob(".aenv-cp-*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_cp_that_is_ended_leaves_nothing(
+    home: Home, aenv: Aenv, started: str, tmp_path: Path, number: signal.Signals
+) -> None:
+    # Enough that the copy is still under way when its file is there.
+    aenv("exec", started, "--", "dd", "if=/dev/zero", "of=/srv/slow", "bs=1M", "count=90")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "aenv_run.cli", "cp", f"{started}:/srv/slow", str(tmp_path)],
+        env=environment(home),
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 20
+    while not list(tmp_path.glob(".aenv-cp-*/out.tar")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=30)
+    assert (process.returncode, errors) == (130, "error: interrupted\n")
+    assert not list(tmp_path.iterdir())
+
+
 def test_connect_is_a_real_terminal(home: Home, started: str) -> None:
     shell = pexpect.spawn(
         sys.executable,

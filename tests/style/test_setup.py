@@ -126,3 +126,11 @@ def test_continuous_integration_runs_make_test_and_nothing_else() -> None:
     script = ROOT / ".ci" / "run"
     assert script.stat().st_mode & 0o111
     assert script.read_text().splitlines()[-1] == "exec make test"
+
+
+@pytest.mark.parametrize(("distribution", "wanted"), [("debian", True), ("ubuntu", False)])
+def test_engines_that_tests_need_are_asked_for_where_they_can_be_had(distribution: str, wanted: bool) -> None:
+    command = f"have() {{ return 1; }}; distribution() {{ echo {distribution}; }}; missing_packages"
+    missing = shell(command).splitlines()
+    assert ("runsc" in missing) is wanted
+    assert {"nftables", "iproute2", "qemu-system-x86", "qemu-utils"} <= set(missing)
