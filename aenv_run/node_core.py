@@ -38,15 +38,22 @@ from aenv_run.types import SandboxId
 log = logging.getLogger(__name__)
 
 MIN_PREFIX = 3
-#: A sandbox that was to be paused at its end and could not be for lack of space or a passing fault is not thrown
-#: away for that at once. Any other failure may be its guest's doing, which must not outlive its time.
-RETRY_PAUSE_S = 60
-PAUSE_ATTEMPTS = 5
-#: How long a guest may take to get ready for being paused at its end, and how long the whole may take.
-PREPARE_LIMIT_S = 10.0
-PAUSE_LIMIT_S = 900.0
 #: How soon an end that failed is tried again.
 RETRY_END_S = 5.0
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the end of a time may take.
+
+    A sandbox that is to be paused at its end and cannot be for lack of space or a passing fault is not thrown away
+    for that at once. Any other failure may be its guest's doing, which must not outlive its time.
+    """
+
+    prepare_s: float = 10.0  # its guest, to get ready
+    pause_s: float = 900.0  # all of a pause
+    attempts: int = 5
+    retry_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,10 @@ class Counts:
 class Node:
     """The collection. Every method may be called at any time; each sandbox takes care of its own order."""
 
-    def __init__(self, home: Home, tools: Tools, *, launches_at_once: int | None = None) -> None:
+    def __init__(
+        self, home: Home, tools: Tools, *, launches_at_once: int | None = None, limits: Limits | None = None
+    ) -> None:
+        self._limits = limits or Limits()
         self._home = home
         self._tools = tools
         self._sandboxes: dict[SandboxId, HostedSandbox] = {}
@@ -357,8 +367,8 @@ class Node:
             return
         log.info("pausing %s: its time is over", sandbox.id)
         try:
-            async with asyncio.timeout(PAUSE_LIMIT_S):
-                await sandbox.pause(limit_s=PREPARE_LIMIT_S)
+            async with asyncio.timeout(self._limits.pause_s):
+                await sandbox.pause(limit_s=self._limits.prepare_s)
             self._attempts.pop(sandbox.id, None)
         except NotFound:
             return  # killed meanwhile
@@ -371,10 +381,10 @@ class Node:
         """Whether it is worth trying again. It then keeps its machine for another while."""
         failed = self._attempts.get(sandbox.id, _Attempts()).failed + 1
         passing = error.retryable or isinstance(error, NoSpace)
-        if not passing or failed >= PAUSE_ATTEMPTS:
+        if not passing or failed >= self._limits.attempts:
             return False
-        log.info("trying again to pause %s in %d s", sandbox.id, RETRY_PAUSE_S)
-        self._attempts[sandbox.id] = _Attempts(failed, time.time() + RETRY_PAUSE_S)
+        log.info("trying again to pause %s in %g s", sandbox.id, self._limits.retry_s)
+        self._attempts[sandbox.id] = _Attempts(failed, time.time() + self._limits.retry_s)
         return True
 
 

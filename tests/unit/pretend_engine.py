@@ -10,6 +10,7 @@ import asyncio
 import itertools
 import json
 import os
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -78,17 +79,25 @@ class PretendMachine:
         layer.write_text(f"layer of {self.directory.parent.name} {len(self.sealed)}")
         self.sealed.append(layer)
         directory.mkdir()
+        try:
+            files = self._fill(directory, memory)
+        except BaseException:
+            shutil.rmtree(directory)
+            raise
+        self.running = keep_running
+        disk = tuple(directory / sealed.name for sealed in self.sealed)
+        facts = await self.engine.facts(MachineSpec())
+        return Capture(directory, disk, files, facts if memory else None, stopped_ms=1.0)
+
+    def _fill(self, directory: Path, memory: bool) -> dict[str, Path]:
         for sealed in self.sealed:
             os.link(sealed, directory / sealed.name)
-        files = {}
-        if memory:
-            files = {"ram": directory / "ram", "device_state": directory / "device_state"}
-            files["ram"].write_text(json.dumps(self.memory))
-            files["device_state"].write_text("devices")
-        self.running = keep_running
-        facts = await self.engine.facts(MachineSpec())
-        disk = tuple(directory / sealed.name for sealed in self.sealed)
-        return Capture(directory, disk, files, facts if memory else None, stopped_ms=1.0)
+        if not memory:
+            return {}
+        files = {"ram": directory / "ram", "device_state": directory / "device_state"}
+        files["ram"].write_text(json.dumps(self.memory))
+        files["device_state"].write_text("devices")
+        return files
 
     async def wait(self) -> MachineExit:
         await self.dead.wait()
@@ -116,7 +125,7 @@ class PretendEngine:
 
     caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=False)
 
-    def __init__(self, name: DriverName = DriverName.QEMU) -> None:
+    def __init__(self, name: DriverName = DriverName.QEMU, first_port: int = 20000) -> None:
         self.name = name
         self.usable = True
         self.deaf: set[Path] = set()  # machines in these directories whose guests never answer
@@ -130,7 +139,7 @@ class PretendEngine:
         self.launches = itertools.count()
         self.incompatible = False
         self.disks: list[tuple[Path, ...]] = []
-        self._ports = itertools.count(20000)
+        self._ports = itertools.count(first_port)
 
     async def probe(self) -> Probe:
         return Probe(self.name, self.usable, "tcg", "pretended")

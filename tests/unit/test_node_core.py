@@ -5,14 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import stat
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from aenv_run.cache import BlobCache
-from aenv_run.catalog import Catalog
 from aenv_run.errors import (
     BootFailed,
     Conflict,
@@ -25,68 +20,9 @@ from aenv_run.errors import (
     Unsupported,
 )
 from aenv_run.lifecycle import State
-from aenv_run.node_core import Node
-from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ForkStart, SnapshotRequest
-from aenv_run.paths import Home
-from aenv_run.repository import Draft, Repository
-from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_tools import Tools
-from aenv_run.store.posix import PosixStore
-from aenv_run.types import Architecture, Context, MachineSpec, Name, Tag
-from tests.unit.pretend_engine import PretendEngine, PretendMachine, seed_files
-
-
-@dataclass
-class Site:
-    """A home, an engine, and nodes of it that come and go."""
-
-    home: Home
-    engine: PretendEngine
-    tools: Tools
-
-    def node(self) -> Node:
-        return Node(self.home, self.tools)
-
-    def machine(self, sandbox: HostedSandbox) -> PretendMachine:
-        (found,) = [m for m in self.engine.machines.values() if m.directory == sandbox.directory.machine]
-        return found
-
-    def directories(self) -> list[str]:
-        return sorted(path.name for path in self.home.sandboxes.glob("*"))
-
-    def clean(self) -> bool:
-        return not self.engine.machines and not self.directories()
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Iterator[Site]:
-    home = Home(tmp_path / "home")
-    repository = Repository(PosixStore(home.repository))
-    draft = Draft(
-        architecture=Architecture("amd64"), machine=MachineSpec(), context=Context(env={"A": "image"}, user="app")
-    )
-    snapshot = repository.commit(seed_files(tmp_path / "seed"), draft)
-    catalog = Catalog(repository)
-    catalog.publish(Name("tiny"), snapshot.id, [Tag("latest")])
-    engine = PretendEngine()
-    cache = BlobCache(home.cache, repository)
-    yield Site(home, engine, Tools(engine, "tcg", repository, catalog, cache, engine.guest))
-    for machine in list(engine.machines.values()):
-        machine.end("the test is over")
-
-
-async def launch(node: Node, **settings: object) -> HostedSandbox:
-    info = await node.create(CreateRequest.model_validate({"snapshot": "tiny", **settings}))
-    return node.find(info.sandbox_id)
-
-
-async def fork(node: Node, parent: HostedSandbox, count: int) -> list[ForkEntry]:
-    """All entries, by index."""
-    start, *entries = [line async for line in node.fork(parent, ForkRequest(count=count))]
-    assert isinstance(start, ForkStart) and start.stopped_ms == 1.0
-    found = [entry for entry in entries if isinstance(entry, ForkEntry)]
-    assert sorted(entry.index for entry in found) == list(range(count))
-    return sorted(found, key=lambda entry: entry.index)
+from aenv_run.node_wire import ForkEntry, ForkRequest, ForkStart, SnapshotRequest
+from aenv_run.types import Name, Tag
+from tests.unit.node_site import Site, fork, launch
 
 
 async def test_create_restores_and_gives_an_identity_first(site: Site) -> None:
