@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from aenv_run import Sandbox
-from aenv_run.errors import SandboxDead
+from aenv_run.errors import AenvError, Conflict, SandboxDead
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient
 from aenv_run.paths import Home
+from aenv_run.process import read_start_ticks
 from tests.e2e.conftest import without_slots
 
 
@@ -71,6 +72,66 @@ def test_a_dead_engine_is_no_exit_code(sandbox: Sandbox, home: Home) -> None:
     assert info.state is State.DEAD and info.reason
     with pytest.raises(SandboxDead):
         sandbox.pause()
+
+
+@pytest.mark.parametrize("damaged", ["machine/machine.json", "sandbox.json"])
+def test_no_engine_outlives_its_record(home: Home, damaged: str) -> None:
+    made = Sandbox.create("tiny", home=home)
+    engine = engine_pid(home, made.sandbox_id)
+    assert asyncio.run(NodeClient(home).shutdown())
+    (home.sandboxes / made.sandbox_id / damaged).write_text("{")
+    deadline = time.monotonic() + 30
+    while (info := Sandbox.connect(made.sandbox_id, home=home).get_info()).state is not State.DEAD:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert damaged.rpartition("/")[2] in info.reason and not alive(engine)
+    made.kill()
+    assert not (home.sandboxes / made.sandbox_id).exists()
+
+
+def alive(pid: int) -> bool:
+    """Whether it still runs (a zombie does not)."""
+    return read_start_ticks(pid) is not None
+
+
+def test_a_start_that_fails_is_told_to_every_caller(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    without_slots(home)
+    home.sandboxes.symlink_to(tmp_path / "absent" / "sandboxes")
+    client = NodeClient(home)
+
+    async def scenario() -> list[object]:
+        async with asyncio.timeout(60):
+            return list(await asyncio.gather(*(client.list() for _ in range(3)), return_exceptions=True))
+
+    for result in asyncio.run(scenario()):
+        assert isinstance(result, AenvError) and "sandboxes" in result.message, result
+
+
+def test_a_node_is_the_same_wherever_it_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_NODE_IDLE_S", "60")
+    home = Home(tmp_path / "home")
+    home.root.mkdir()
+    without_slots(home)
+    client = NodeClient(home)
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("AENV_REPOSITORY", "mine")
+    try:
+        asyncio.run(client.list())
+        health = asyncio.run(client.health())
+        assert health is not None and health.repository == str(tmp_path / "mine")
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        with pytest.raises(Conflict, match="elsewhere/mine"):
+            asyncio.run(client.list())
+        monkeypatch.setenv("AENV_REPOSITORY", str(tmp_path / "elsewhere" / ".." / "mine"))
+        asyncio.run(client.list())
+        monkeypatch.delenv("AENV_REPOSITORY")
+        with pytest.raises(Conflict, match="home/repository"):
+            asyncio.run(client.list())
+    finally:
+        assert asyncio.run(client.shutdown())
 
 
 def test_an_idle_node_ends_and_a_deep_home_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
