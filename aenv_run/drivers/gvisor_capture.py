@@ -9,8 +9,6 @@ import shutil
 from pathlib import Path
 from typing import cast
 
-import httpx
-
 from aenv_run import disk, memory
 from aenv_run.capture import Capture
 from aenv_run.drivers.gvisor_control import CheckpointFailed, Json, request
@@ -18,7 +16,7 @@ from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
 from aenv_run.snapshot import MemoryFacts
 
-CAPTURE_TIMEOUT_S, DISCONNECT_TIMEOUT_S = 900.0, 10.0
+CAPTURE_TIMEOUT_S = 900.0
 FULL = (errno.ENOSPC, errno.EDQUOT)
 NEARLY_FULL_BYTES = 1 << 20
 #: How runsc names the files of a checkpoint.
@@ -55,8 +53,6 @@ async def capture(
     target: int | None = None
     try:
         disk.write_overlay(following, disk_mib << 20)
-        if facts is not None and not state["paused"]:
-            await _disconnect(endpoint)
         target = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         answer = await request(
             machine,
@@ -64,6 +60,8 @@ async def capture(
                 "op": "capture",
                 "memory": facts is not None,
                 "keep_running": keep_running,
+                "host": endpoint.host,
+                "port": endpoint.port,
                 "node": cast(Json, disk.overlay_node(Path(following.name), overlay_name(top + 1), None)),
             },
             timeout_s=CAPTURE_TIMEOUT_S,
@@ -87,25 +85,6 @@ async def _is_top(machine: Path, number: int) -> bool:
     except SandboxDead:
         return False
     return state["top"] == overlay_name(number)
-
-
-async def _disconnect(endpoint: Endpoint) -> None:
-    """Have the daemon close every connection but this one, which ends with it.
-
-    One that is established at the checkpoint poisons the image: the restored guest never listens (measured).
-    """
-    try:
-        async with httpx.AsyncClient(
-            base_url=endpoint.url, trust_env=False, timeout=DISCONNECT_TIMEOUT_S
-        ) as client:
-            reply = await client.post("/init", json={"restored": True}, headers={"Connection": "close"})
-    except httpx.TransportError as error:
-        raise SandboxDead(f"the sandbox's daemon is unreachable before a capture: {error}") from error
-    if not reply.is_success:
-        raise Conflict(
-            f"the sandbox's daemon did not let go of its connections ({reply.status_code})",
-            fix="detach the guest (Guest.detach) before a capture with memory",
-        )
 
 
 def _hand_over(machine: Path, directory: Path, top: int, facts: MemoryFacts | None, stopped_ms: float) -> Capture:

@@ -57,6 +57,10 @@ def error_of(answer: Json) -> AenvError:
     match answer.get("kind"):
         case "corrupt":
             return CorruptData(message, fix="restore the disk from another snapshot, or build it again")
+        case "unreachable":
+            return SandboxDead(message)
+        case "busy":
+            return Conflict(message, fix="detach the guest (Guest.detach) and capture again")
         case "checkpoint":
             return CheckpointFailed(message, _deleted_files(answer.get("deleted")))
         case _:

@@ -13,6 +13,7 @@ from aenv_run.drivers.gvisor_children import Children
 
 CHUNK_BYTES = 1 << 17
 BACKLOG = 128
+WAIT_S = 60.0
 
 
 class Forwarder:
@@ -21,31 +22,31 @@ class Forwarder:
     def __init__(self, children: Children, argv: Sequence[str], port: int = 0) -> None:
         self._children, self._argv = children, tuple(argv)
         self._listener = socket.create_server(("127.0.0.1", port), backlog=BACKLOG)
-        self._open: dict[int, socket.socket] = {}
+        self._open: set[socket.socket] = set()
         self._changed = threading.Condition()
-        self._gate = threading.Event()
-        self._gate.set()
+        self._closed = False
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def close_gate(self, timeout_s: float) -> None:
-        """End every connection and hold new ones back. The bridges end in the guest: none is in a memory image."""
-        self._gate.clear()
+    def close_gate(self, timeout_s: float) -> bool:
+        """End every connection and hold new ones back: whether every bridge has ended in the guest.
+
+        One that has not holds descriptors of the host, and an image with those cannot be restored. It is not
+        killed: that would end runsc's half alone. The guest must run, or none can end.
+        """
         deadline = time.monotonic() + timeout_s
         with self._changed:
-            for connection in self._open.values():
+            self._closed = True
+            for connection in self._open:
                 with contextlib.suppress(OSError):
                     connection.shutdown(socket.SHUT_RDWR)
-            while self._open and self._changed.wait(deadline - time.monotonic()):
-                pass
-            left = list(self._open)
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, 9)
+            return self._changed.wait_for(lambda: not self._open, deadline - time.monotonic())
 
     def open_gate(self) -> None:
         """Let connections in again."""
-        self._gate.set()
+        with self._changed:
+            self._closed = False
+            self._changed.notify_all()
 
     def _accept(self) -> None:
         while True:
@@ -53,7 +54,19 @@ class Forwarder:
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:
-        self._gate.wait()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._closed)
+            self._open.add(connection)  # before there is a bridge, so that none is missed by a gate that closes
+        try:
+            with connection:
+                self._bridge(connection)
+        finally:
+            with self._changed:
+                self._open.discard(connection)
+                self._changed.notify_all()
+
+    def _bridge(self, connection: socket.socket) -> None:
+        """Return when the bridge has ended in the guest, however long that takes: a paused one cannot."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         guest_in, to_guest = os.pipe2(os.O_CLOEXEC)
         from_guest, guest_out = os.pipe2(os.O_CLOEXEC)
@@ -63,15 +76,10 @@ class Forwarder:
         finally:
             for descriptor in (guest_in, guest_out, log):
                 os.close(descriptor)
-        with self._changed:
-            self._open[pid] = connection
         threading.Thread(target=_pump_in, args=(connection, to_guest), daemon=True).start()
         _pump_out(from_guest, connection)
-        self._children.wait(pid, 10.0)
-        with self._changed:
-            del self._open[pid]
-            self._changed.notify_all()
-        connection.close()
+        while self._children.wait(pid, WAIT_S) is None:
+            pass
 
 
 def _pump_in(connection: socket.socket, target: int) -> None:

@@ -20,7 +20,7 @@ from aenv_run.drivers.qemu_machine import clean_console, last_lines
 from aenv_run.errors import AenvError, BootFailed, SandboxDead
 from aenv_run.guest import Guest
 from aenv_run.paths import Home
-from aenv_run.process import KILL_WAIT_S, Child, is_alive, read_start_ticks
+from aenv_run.process import KILL_WAIT_S, Child, is_alive
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec, Model
 
@@ -273,12 +273,27 @@ def end(pid: int, start_ticks: int) -> None:
 
 
 def end_started(child: Child) -> None:
-    """End a machine that is not recorded yet: its supervisor, known as the child of ``child``, and that."""
+    """End a machine that is not recorded yet: ``child`` and its supervisor, known by the session they share.
+
+    The supervisor counts as there until all of its namespace is gone, also when it has begun to end by itself
+    and its leader is a zombie. It may be started while this looks: look again when its parent is gone.
+    """
+    for _ in range(2):
+        for pid, ticks in _session(child.pid):
+            if pid != child.pid:
+                end(pid, ticks)
+        child.kill_group()
+    if child.popen is not None:
+        child.popen.wait()
+
+
+def _session(leader: int) -> list[tuple[int, int]]:
+    """Process ids and start ticks of all in a session, zombies too."""
+    found = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError, ValueError):
             pid = int(entry.name)
             words = (entry / "stat").read_bytes().rpartition(b")")[2].split()
-            ticks = read_start_ticks(pid)
-            if int(words[1]) == child.pid and ticks is not None:
-                end(pid, ticks)
-    child.kill_group()
+            if int(words[3]) == leader:
+                found.append((pid, int(words[19])))
+    return found

@@ -30,7 +30,7 @@ CONTAINER = "aenv"
 SENTRY_SOCKET = f"{STATE}/runsc-{CONTAINER}.sock"
 CONSOLE_LIMIT_BYTES = 1 << 20
 REQUEST_BYTES = 65536
-START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 5.0
+START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 10.0
 
 Json = dict[str, JsonValue]
 
@@ -180,7 +180,7 @@ class Supervisor:
             os.close(console)
             os.close(empty)
         if code != 0:
-            raise Failure(f"runsc {how[0]} failed (code {code}): {_tail(CONSOLE)}")
+            raise Failure(f"runsc {how[0]} failed (code {code}): {_head(CONSOLE)}")
         self._children.adopt(int(Path(PID_FILE).read_text()), self._sentry_ended)
 
     # -- end -----------------------------------------------------------------------------------------------
@@ -242,6 +242,8 @@ class Supervisor:
         except Failure as error:
             deleted: list[JsonValue] = [*self._deleted_files()] if error.kind == "checkpoint" else []
             return {"error": str(error), "kind": error.kind, "deleted": deleted}
+        except gvisor_sentry.NotDisconnectedError as error:
+            return {"error": str(error), "kind": "busy" if error.answered else "unreachable"}
         except (DiskError, OSError) as error:
             return {"error": str(error), "kind": "failed"}
 
@@ -280,8 +282,8 @@ class Supervisor:
         started = time.perf_counter()
         try:
             disk_mount.sync(ROOT)  # most of it is written while the machine still runs
-            if with_memory and self._forwarder is not None:
-                self._forwarder.close_gate(DRAIN_S)
+            if with_memory:
+                self._let_go(str(request["host"]), int(str(request["port"])))
             started = time.perf_counter()
             self._set_paused(True)
             if with_memory:
@@ -294,11 +296,21 @@ class Supervisor:
             if not done:
                 with contextlib.suppress(DiskError):
                     self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
-            if not was_paused and (request["keep_running"] or not done):
-                self._set_paused(False)
+            self._set_paused(was_paused or (done and not request["keep_running"]))
             if self._forwarder is not None:
                 self._forwarder.open_gate()
         return (time.perf_counter() - started) * 1000
+
+    def _let_go(self, host: str, port: int) -> None:
+        """End every connection into the guest: one in the image, or its bridge's descriptors, and that is lost.
+
+        Only a running guest can. One that is paused runs for these milliseconds: whoever paused it may have
+        talked to it just before, and gVisor's own network accepts connections during a pause.
+        """
+        self._set_paused(False)
+        gvisor_sentry.disconnect(host, port, DRAIN_S)
+        if self._forwarder is not None and not self._forwarder.close_gate(DRAIN_S):
+            raise Failure(f"connections into the sandbox did not end in {DRAIN_S:g} s; it is as it was", "busy")
 
     def _deleted_files(self) -> list[str]:
         """Files of the disk that are open and deleted, the usual reason of a failure; none while paused."""
@@ -334,6 +346,15 @@ def _tail(name: str) -> str:
         return Path(name).read_bytes()[-2000:].decode(errors="replace").strip() or "it said nothing"
     except OSError:
         return "it said nothing"
+
+
+def _head(name: str) -> str:
+    """What a program that failed said first: a panic's reason, not the end of its stacks."""
+    try:
+        said = Path(name).read_bytes()[:65536].decode(errors="replace")
+    except OSError:
+        said = ""
+    return said.partition("\ngoroutine ")[0].strip()[:2000] or "it said nothing"
 
 
 def main(directory: str, answer_to: int) -> None:

@@ -22,6 +22,7 @@ from aenv_run.drivers.protocol import DriverName, Machine, MachineState, Network
 from aenv_run.drivers.select import select
 from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, SandboxDead, Unsupported
 from aenv_run.guest import Command, Guest
+from aenv_run.network.addressing import DNS
 from aenv_run.paths import Home
 from tests.contracts.machines import Bench, make_bench, make_tree, need_runsc, prepare_capture, processes_in, sh
 
@@ -140,15 +141,53 @@ async def test_a_stream_in_flight_does_not_spoil_the_image(gvisor: Bench) -> Non
         assert await sh(machine, "cat /seed") == "seed"
 
 
+@pytest.mark.parametrize("network", ["bridge", "slot"])
+async def test_connections_of_before_and_during_a_pause_do_not_spoil_the_image(
+    gvisor: Bench, network: str, request: pytest.FixtureRequest
+) -> None:
+    start = (
+        gvisor.child() if network == "bridge" else in_slot(gvisor, request.getfixturevalue("slot"), gvisor.seed)
+    )
+    endless = Command(("/bin/sh", "-c", "while :; do echo x; sleep 0.05; done"))
+    async with start as machine, Guest(machine.endpoint) as before, before.start(endless):
+        await machine.pause()
+        async with Guest(machine.endpoint) as during:
+            assert not await during.healthy(0.3)
+            capture = await machine.capture(gvisor.capture_directory(), memory=True)
+        assert await machine.state() is MachineState.PAUSED
+        await machine.resume()
+        assert await sh(machine, "echo on") == "on"
+    async with gvisor.child(gvisor.seed, capture) as machine:
+        assert await sh(machine, "cat /seed") == "seed"
+
+
+async def test_connections_that_come_during_captures_do_not_spoil_an_image(gvisor: Bench) -> None:
+    async def knock(machine: Machine) -> None:
+        while True:
+            async with Guest(machine.endpoint) as guest:
+                await guest.healthy(0.2)
+
+    async with gvisor.child() as machine:
+        knocking = [asyncio.create_task(knock(machine)) for _ in range(2)]
+        captures = [await machine.capture(gvisor.capture_directory(), memory=True) for _ in range(3)]
+        for task in knocking:
+            task.cancel()
+        await asyncio.gather(*knocking, return_exceptions=True)
+    for capture in captures:
+        async with gvisor.child(gvisor.seed, capture) as machine:
+            assert await sh(machine, "cat /seed") == "seed"
+
+
 async def test_a_broken_image_leaves_nothing(gvisor: Bench) -> None:
     for role, path in gvisor.seed.memory.items():
         spec = gvisor.restored()
         broken = spec.directory / "broken"
         broken.write_bytes(path.read_bytes()[: path.stat().st_size // 3])
-        with pytest.raises(BootFailed, match="memory snapshot"):
+        with pytest.raises(BootFailed, match="memory snapshot") as failed:
             await gvisor.driver.restore(
                 dataclasses.replace(spec, memory={**spec.memory, role: broken}, timeout_s=15.0)
             )
+        assert "goroutine" not in failed.value.message  # runsc's reason, not its stacks
         await no_traces(spec.directory)
 
 
@@ -219,7 +258,7 @@ def slot() -> Iterator[NetworkSlot]:
         ip("link", "set", link, "up")
         yield NetworkSlot(
             "veth", Path("/proc/self/ns/net"), Path("/run/netns") / name, "eth0", "", f"{SUBNET}.2", f"{SUBNET}.1",
-            f"{SUBNET}.1", f"{SUBNET}.2",
+            DNS, f"{SUBNET}.2",
         )  # fmt: skip
     finally:
         subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)

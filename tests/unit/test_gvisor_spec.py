@@ -33,7 +33,8 @@ def test_limits_and_network_are_those_of_the_machine() -> None:
     assert '"limit": 268435456' in said and '"quota": 200000' in said and "/run/netns/g" in said
     assert "10.0.2.3" in said and "/d/root" in said
     bare = text(dataclasses.replace(CONTAINER, network=None, cgroup=None))
-    assert "resources" not in bare and "cgroupsPath" not in bare and "netns" not in bare and "--dns" in bare
+    assert "resources" not in bare and "cgroupsPath" not in bare and "netns" not in bare
+    assert describe(CONTAINER)["process"] == describe(dataclasses.replace(CONTAINER, network=None))["process"]
 
 
 def test_what_must_be_equal_at_a_restore_does_not_depend_on_the_sandbox() -> None:
