@@ -168,6 +168,15 @@ async def test_a_child_that_fails_is_an_entry_of_its_own(site: Site) -> None:
     assert site.clean()
 
 
+async def test_a_name_that_reads_like_an_id_is_refused_before_anything_is_committed(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    before = list(site.tools.repository.ids())
+    with pytest.raises(InvalidInput, match="reads like a snapshot id"):
+        await node.snapshot(sandbox, SnapshotRequest(name=Name("deadbeefdead")))
+    assert list(site.tools.repository.ids()) == before and sandbox.state is State.RUNNING
+
+
 async def test_snapshots_of_a_resumed_fork_commit_every_layer_once_in_order(site: Site) -> None:
     node = site.node()
     parent = await launch(node)
