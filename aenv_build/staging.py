@@ -138,6 +138,8 @@ class StagingMachine:
         whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
         new = whole.disk[self._layers_taken :]
         self._layers_taken = len(whole.disk)
+        if memory and keep_running:  # its processes stand still since the detach
+            await self.guest.initialise(Identity.fresh(HOSTNAME))
         return Capture(whole.directory, new, whole.memory, whole.facts, whole.stopped_ms)
 
     async def close(self) -> None:

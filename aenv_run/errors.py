@@ -35,6 +35,18 @@ class InvalidInput(AenvError):
     code, exit_code, http_status = "invalid_input", 64, 400
 
 
+class CommandNotFound(InvalidInput):
+    """The program to run does not exist; the exit code is that of a shell."""
+
+    code, exit_code = "command_not_found", 127
+
+
+class CommandNotExecutable(InvalidInput):
+    """The program to run may not be executed, or its working directory cannot be entered."""
+
+    code, exit_code = "command_not_executable", 126
+
+
 class NotFound(AenvError):
     """The named snapshot, version, tag, sandbox or file does not exist."""
 

@@ -10,6 +10,7 @@ from typing import Literal, Self, TypeVar
 
 from aenv_run.errors import AenvError, NotFound, SandboxDead, Unsupported
 from aenv_run.guest import Guest
+from aenv_run.guest.connect import SILENT_FIX
 from aenv_run.lifecycle import State, refusal
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
@@ -283,4 +284,7 @@ class AsyncSandbox:
             return error
         if info.address is None:
             return self._refusal("use")
-        return SandboxDead(f"{subject}: {error.message}", fix=error.fix)
+        return SandboxDead(
+            f"{subject}: its machine runs, but {error.message}",
+            fix=(error.fix or SILENT_FIX).replace("ID", self.sandbox_id),
+        )

@@ -81,11 +81,8 @@ class AsyncCommandHandle:
         return result.check(f"process {self.pid}") if check else result
 
     async def kill(self) -> bool:
-        """SIGKILL; False when it had ended before."""
-        if self._reader.done():
-            return False
-        await self._process.signal("SIGKILL")
-        return True
+        """SIGKILL to it and what it started; False when it had ended before."""
+        return not self._reader.done() and await self._process.kill()
 
     async def send_stdin(self, data: str | bytes) -> None:
         """Write to its standard input (start it with ``stdin=True``)."""
@@ -188,14 +185,8 @@ class AsyncCommands:
         return await self._call(lambda guest: guest.processes())
 
     async def kill(self, pid: int) -> bool:
-        """SIGKILL a command; False when there is none with that pid."""
-        if pid not in [process.pid for process in await self.list()]:
-            return False
-        handle = await self.connect(pid)
-        try:
-            return await handle.kill()
-        finally:
-            await handle.disconnect()
+        """SIGKILL a command and what it started; False when nothing of it is left."""
+        return await self._call(lambda guest: guest.kill(pid))
 
     async def send_stdin(self, pid: int, data: str | bytes) -> None:
         """Write to the standard input of a command."""

@@ -14,6 +14,7 @@ import (
 	"syscall"
 
 	"aenv/envd/internal/boot"
+	"aenv/envd/internal/freeze"
 	"aenv/envd/internal/identity"
 	"aenv/envd/internal/server"
 )
@@ -91,6 +92,7 @@ func serve(args []string) error {
 	listen := flags.String("listen", "0.0.0.0", "address to listen on")
 	hostTest := flags.Bool("host-test", false, "never change the clock, names or entropy of this machine")
 	console := flags.Bool("console", false, "print the ready line to /dev/console instead of standard output")
+	cgroup := flags.String("cgroup", "", "cgroup v2 directory for the processes of users, to freeze them for a capture")
 	user := flags.String("user", "", "default user until /init names one (default root)")
 	if err := flags.Parse(args); err != nil {
 		return err
@@ -108,7 +110,7 @@ func serve(args []string) error {
 	if err != nil {
 		return err
 	}
-	s := server.New(version, identity.NewState(*user, *hostTest, logf))
+	s := server.New(version, identity.NewState(*user, *hostTest, logf), freeze.Open(*cgroup, logf))
 	stop := make(chan os.Signal, 1)
 	signal.Notify(stop, syscall.SIGTERM, syscall.SIGINT)
 	go func() {

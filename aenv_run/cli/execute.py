@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import threading
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 
 import click
 
 from aenv_run.cli.arguments import open_sandbox, pairs, parse_duration, run_async, sandbox_argument
-from aenv_run.cli.terminal import exit_code_of, find_shell, join_terminal
+from aenv_run.cli.terminal import exit_code_of, find_shell, join_terminal, kill_quietly, write_all
 from aenv_run.errors import AenvError
 from aenv_run.guest import Command, Ended, Guest, Process
+from aenv_run.guest.process import INPUT_CHUNK_BYTES
+
+#: After this time without a sign of the daemon people are told what they wait for.
+SILENCE_S = 5.0
 
 user_option = click.option("-u", "--user", help="Who runs it (default: the snapshot's user).")
 cwd_option = click.option("-w", "--cwd", help="Where it runs (default: the snapshot's directory).")
@@ -45,8 +51,10 @@ def execute(
 ) -> int:
     """Run CMD in a sandbox, without a shell, and exit with its exit code.
 
-    An error of aenv itself starts with "error:"; a sandbox that died is exit code 72, a time-out 124.
+    An error of aenv itself starts with "error:"; a sandbox that died is exit code 72, a time-out 124. A command
+    that is not found is 127, one that cannot be executed (or its directory not entered) 126.
     """
+    _claim_standard_descriptors()
     settings = pairs(env, "--env")
     limit_s = parse_duration(timeout) if timeout else None
     command = Command(cmd, env=settings, cwd=cwd, user=user, stdin=with_stdin)
@@ -60,7 +68,7 @@ def execute(
         finally:
             await sandbox.close()
 
-    return run_async(work())
+    return run_async(_until_signalled(work()))
 
 
 @click.command(epilog="\b\nExample:\n  aenv connect s4f        (leave with exit or Ctrl-D)")
@@ -70,6 +78,7 @@ def execute(
 @env_option
 def connect(sandbox_id: str, user: str | None, cwd: str | None, env: tuple[str, ...]) -> int:
     """Open a shell (bash, else sh) on a terminal in a sandbox."""
+    _claim_standard_descriptors()
     settings = pairs(env, "--env")
 
     async def join(guest: Guest) -> int:
@@ -83,28 +92,77 @@ def connect(sandbox_id: str, user: str | None, cwd: str | None, env: tuple[str, 
         finally:
             await sandbox.close()
 
-    return run_async(work())
+    return run_async(_until_signalled(work()))
+
+
+def _claim_standard_descriptors() -> None:
+    """One that is closed becomes /dev/null: else the next socket would take its number and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+    # Python has none for a descriptor that was closed when it started.
+    sys.stdin = sys.stdin or os.fdopen(0, closefd=False)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+
+
+async def _until_signalled(work: Coroutine[object, object, int]) -> int:
+    """Do it; SIGTERM and SIGHUP cancel it as Ctrl-C does, and then its code is that of the signal."""
+    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
+    received: list[int] = []
+
+    def stop(number: int) -> None:
+        received.append(number)
+        task.cancel()
+
+    numbers = (signal.SIGTERM, signal.SIGHUP)
+    for number in numbers:
+        loop.add_signal_handler(number, stop, number)
+    try:
+        return await task
+    except asyncio.CancelledError:
+        if received:
+            return 128 + received[0]
+        raise
+    except BrokenPipeError:
+        return 128 + signal.SIGPIPE
+    finally:
+        for number in numbers:
+            loop.remove_signal_handler(number)
 
 
 async def _stream(guest: Guest, command: Command, limit_s: float | None) -> int:
-    """Its output as it comes, our input if asked for; Ctrl-C kills it."""
-    sinks = {"stdout": sys.stdout.buffer, "pty": sys.stdout.buffer, "stderr": sys.stderr.buffer}
-    async with guest.start(command, timeout_s=limit_s) as process:
-        feeder = asyncio.create_task(_feed(process)) if command.stdin else None
-        try:
-            async for event in process.events():
-                if isinstance(event, Ended):
-                    return exit_code_of(event.exit_code, event.signal)
-                sinks[event.stream].write(event.data)
-                sinks[event.stream].flush()
-        except (asyncio.CancelledError, BrokenPipeError):
-            with suppress(AenvError):
-                await asyncio.shield(process.signal("SIGKILL"))
-            raise
-        finally:
-            if feeder is not None:
-                feeder.cancel()
-                await asyncio.gather(feeder, return_exceptions=True)
+    """Its output as it comes, our input if asked for; Ctrl-C kills it with all that it started."""
+    patience = asyncio.get_running_loop().call_later(SILENCE_S, _say_that_it_is_silent)
+    try:
+        async with guest.start(command, timeout_s=limit_s) as process:
+            patience.cancel()
+            return await _follow(process, with_input=command.stdin)
+    finally:
+        patience.cancel()
+
+
+def _say_that_it_is_silent() -> None:
+    click.echo("aenv: the sandbox's daemon does not answer yet; waiting (Ctrl-C gives up)", err=True)
+
+
+async def _follow(process: Process, *, with_input: bool) -> int:
+    descriptors = {"stdout": 1, "pty": 1, "stderr": 2}
+    feeder = asyncio.create_task(_feed(process)) if with_input else None
+    try:
+        async for event in process.events():
+            if isinstance(event, Ended):
+                return exit_code_of(event.exit_code, event.signal)
+            write_all(descriptors[event.stream], event.data)
+    except (asyncio.CancelledError, BrokenPipeError):
+        await kill_quietly(process)
+        raise
+    finally:
+        if feeder is not None:
+            feeder.cancel()
+            await asyncio.gather(feeder, return_exceptions=True)
     return 255
 
 
@@ -113,16 +171,22 @@ async def _feed(process: Process) -> None:
     loop = asyncio.get_running_loop()
     chunks: asyncio.Queue[bytes] = asyncio.Queue(maxsize=4)
 
+    def put(data: bytes) -> None:
+        asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
+
     def read() -> None:
-        with suppress(RuntimeError, OSError):  # the loop may end before our input does
-            while True:
-                data = os.read(sys.stdin.fileno(), 32768)
-                asyncio.run_coroutine_threadsafe(chunks.put(data), loop).result()
-                if not data:
-                    return
+        with suppress(RuntimeError):  # the loop may end before our input does
+            try:
+                while data := os.read(0, INPUT_CHUNK_BYTES):
+                    put(data)
+            except OSError as error:
+                click.echo(f"aenv: standard input cannot be read: {error.strerror}", err=True)
+            put(b"")
+
+    async def whole() -> AsyncIterator[bytes]:
+        while data := await chunks.get():
+            yield data
 
     threading.Thread(target=read, daemon=True).start()
     with suppress(AenvError):  # it ended before it read all
-        while data := await chunks.get():
-            await process.send_input(data)
-        await process.close_stdin()
+        await process.feed(whole())

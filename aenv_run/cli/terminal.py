@@ -14,6 +14,8 @@ from contextlib import contextmanager, suppress
 from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.guest import Command, Ended, Guest, Process, PtySize
 
+#: How long a command may take to be killed when we are interrupted.
+KILL_LIMIT_S = 5.0
 #: Exit codes as shells give them: 128 and the number of the signal.
 _SIGNALS = {"killed": 9, "terminated": 15, "hangup": 1, "interrupt": 2, "aborted": 6, "segmentation fault": 11}
 
@@ -32,6 +34,12 @@ async def find_shell(guest: Guest, user: str | None = None) -> tuple[str, ...]:
             await guest.stat(shell, user=user)
             return (shell, "-l")
     raise NotFound("the sandbox has no shell (/bin/bash or /bin/sh)", fix="`aenv exec ID -- PROGRAM` needs none")
+
+
+async def kill_quietly(process: Process) -> None:
+    """With all that it started, also while our own task is cancelled; a daemon that does not answer is left."""
+    with suppress(AenvError, TimeoutError):
+        await asyncio.shield(asyncio.wait_for(process.kill(), KILL_LIMIT_S))
 
 
 @contextmanager
@@ -66,30 +74,29 @@ async def join_terminal(
     terminal = {"TERM": os.environ.get("TERM", "xterm")}
     command = Command(argv, env={**terminal, **env}, cwd=cwd, user=user, pty=terminal_size(descriptor))
     async with guest.start(command) as process:
-        with raw_mode(descriptor):
-            return await _pump(process, descriptor)
+        try:
+            with raw_mode(descriptor):
+                return await _pump(process, descriptor)
+        except (asyncio.CancelledError, OSError):  # our terminal hung up: so does that one
+            await kill_quietly(process)
+            raise
 
 
 async def _pump(process: Process, descriptor: int) -> int:
     loop = asyncio.get_running_loop()
     keys: asyncio.Queue[bytes] = asyncio.Queue()
-    main = asyncio.current_task()
-    assert main is not None
     sender = loop.create_task(_send(process, keys, descriptor))
     loop.add_reader(descriptor, _read_keys, descriptor, keys)
     loop.add_signal_handler(signal.SIGWINCH, keys.put_nowait, b"")
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, main.cancel)
     try:
         async for event in process.events():
             if isinstance(event, Ended):
                 return exit_code_of(event.exit_code, event.signal)
-            _write_all(sys.stdout.fileno(), event.data)
+            write_all(sys.stdout.fileno(), event.data)
         return 255
     finally:
         loop.remove_reader(descriptor)
-        for number in (signal.SIGWINCH, signal.SIGTERM, signal.SIGHUP):
-            loop.remove_signal_handler(number)
+        loop.remove_signal_handler(signal.SIGWINCH)
         sender.cancel()
         await asyncio.gather(sender, return_exceptions=True)
 
@@ -114,7 +121,8 @@ async def _send(process: Process, keys: asyncio.Queue[bytes], descriptor: int) -
                 await process.resize(size.cols, size.rows)
 
 
-def _write_all(descriptor: int, data: bytes) -> None:
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write it, in as many parts as it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]

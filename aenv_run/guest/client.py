@@ -6,35 +6,35 @@ import asyncio
 import base64
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from types import TracebackType
-from typing import Self, TypeVar
 
 import httpx
 from pydantic import BaseModel
 
-from aenv_run.drivers.protocol import Endpoint
-from aenv_run.errors import AenvError, CommandTimeout, LimitReached, ProtocolError, SandboxDead
+from aenv_run.errors import (
+    AenvError,
+    CommandTimeout,
+    Conflict,
+    LimitReached,
+    NotFound,
+    ProtocolError,
+    SandboxDead,
+    Unauthenticated,
+)
 from aenv_run.guest.connect import envelope, parse, raise_for_error, transport_faults
 from aenv_run.guest.process import Ended, Process
 from aenv_run.guest.values import Command, CommandResult, EntryInfo, GuestInfo, Identity, ProcessInfo
+from aenv_run.guest.wire import CALL_TIMEOUT_S, STREAM_HEADERS, Empty, Wire
 
-M = TypeVar("M", bound=BaseModel)
 Sink = Callable[[bytes], None]
 
-#: Control calls answer in milliseconds; software emulation on a busy host needs far more.
-CALL_TIMEOUT_S = 60.0
 #: How long after a command's own limit the daemon may take to say that it killed it.
 KILL_GRACE_S = 10.0
 #: A clock that may be further behind than this is set again.
 CLOCK_SLACK_S, CLOCK_TRIES = 0.2, 5
 MAX_FILE_BYTES = 1 << 30
-
-
-class _Empty(BaseModel):
-    pass
 
 
 class _Entry(BaseModel):
@@ -49,43 +49,11 @@ class _Processes(BaseModel):
     processes: list[ProcessInfo] = []
 
 
-class Guest:
+class Guest(Wire):
     """One sandbox's daemon. Errors are ours: ``NotFound``, ``InvalidInput``, ``CommandTimeout``, …
 
     A dead machine or daemon is always ``SandboxDead``. Environment proxies of the host are never used.
     """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        *,
-        access_token: str | None = None,
-        transport: httpx.AsyncBaseTransport | None = None,
-    ) -> None:
-        self.endpoint = endpoint
-        self._token = access_token
-        self._http = httpx.AsyncClient(
-            base_url=endpoint.url,
-            transport=transport,
-            trust_env=False,
-            verify=False,  # no TLS here; otherwise httpx reads all certificates of the system for each guest
-            # The daemon is near: compressing would only cost time, and streams are read raw.
-            headers={"Accept-Encoding": "identity"},
-            timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=10.0),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
-        )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """Close the connections; the guest is not touched."""
-        await self._http.aclose()
 
     # -- the machine ---------------------------------------------------------------------------------------
 
@@ -126,7 +94,12 @@ class Guest:
         for _ in range(CLOCK_TRIES):
             started_s = time.monotonic()
             request["timestamp"] = datetime.now(UTC).isoformat().replace("+00:00", "Z")
-            await self._plain("POST", "/init", json=request)
+            try:
+                await self._plain("POST", "/init", json=request)
+            except (Unauthenticated, Conflict) as error:
+                raise Conflict(
+                    f"the sandbox locked its own daemon ({error.message})", fix="remove it: `aenv rm ID`"
+                ) from error
             self._token = identity.access_token
             # The guest's clock is behind by at most the time that this took: seconds where packets got lost.
             if time.monotonic() - started_s < CLOCK_SLACK_S:
@@ -134,7 +107,8 @@ class Guest:
             request.pop("restored", None)
 
     async def detach(self, *, sync: bool = True) -> None:
-        """Before a capture: the daemon forgets the token and closes idle connections; a copy starts clean."""
+        """Before a capture: user processes stand still until ``initialise``, the token is forgotten, idle
+        connections are closed. A copy starts clean."""
         await self._plain("POST", "/aenv/detach", params={"sync": "1"} if sync else {})
         self._token = None
 
@@ -184,7 +158,7 @@ class Guest:
                         continue
                     size += len(event.data)
                     if size > limit_bytes:
-                        await process.signal("SIGKILL")
+                        await process.kill()
                         raise LimitReached(f"{command.argv[0]} wrote more than {limit_bytes} bytes; it was killed")
                     kept[event.stream].append(event.data)
             finally:
@@ -221,6 +195,14 @@ class Guest:
     async def processes(self) -> list[ProcessInfo]:
         """Processes that the daemon started and that still run."""
         return (await self._call("process.Process/List", {}, _Processes)).processes
+
+    async def kill(self, pid: int) -> bool:
+        """SIGKILL to the whole session that a process leads or led; False when nothing of it is left."""
+        try:
+            await self._plain("POST", "/aenv/kill", params={"pid": str(pid)})
+        except NotFound:
+            return False
+        return True
 
     # -- files ---------------------------------------------------------------------------------------------
 
@@ -269,7 +251,7 @@ class Guest:
 
     async def remove(self, path: str, *, user: str | None = None) -> None:
         """Delete with all below it; no error when absent."""
-        await self._call("filesystem.Filesystem/Remove", {"path": path}, _Empty, user=user)
+        await self._call("filesystem.Filesystem/Remove", {"path": path}, Empty, user=user)
 
     async def put_archive(
         self,
@@ -293,49 +275,6 @@ class Guest:
 
     # -- the wire ------------------------------------------------------------------------------------------
 
-    def _headers(self, user: str | None = None) -> dict[str, str]:
-        headers = {"X-Access-Token": self._token} if self._token else {}
-        if user is not None:
-            headers["Authorization"] = "Basic " + base64.b64encode(f"{user}:".encode()).decode()
-        return headers
-
-    async def _plain(
-        self,
-        method: str,
-        path: str,
-        *,
-        params: dict[str, str] | None = None,
-        json: dict[str, object] | None = None,
-        content: bytes | AsyncIterable[bytes] | None = None,
-        headers: dict[str, str] | None = None,
-        timeout_s: float = CALL_TIMEOUT_S,
-    ) -> bytes:
-        timeout = httpx.Timeout(timeout_s, connect=10.0)
-        all_headers = self._headers() | (headers or {})
-        with transport_faults(path):
-            response = await self._http.request(
-                method, path, params=params, json=json, content=content, headers=all_headers, timeout=timeout
-            )
-            await raise_for_error(response)
-        return response.content
-
-    async def _call(self, method: str, request: dict[str, object], reply: type[M], user: str | None = None) -> M:
-        headers = self._headers(user) | {"Connect-Protocol-Version": "1"}
-        with transport_faults(method):
-            response = await self._http.post(f"/{method}", json=request, headers=headers)
-            await raise_for_error(response)
-        return parse(reply, response.content)
-
-    async def _process_call(self, method: str, request: dict[str, object]) -> object:
-        return await self._call(f"process.Process/{method}", request, _Empty)
-
-    async def _download(self, path: str, params: dict[str, str]) -> AsyncIterator[bytes]:
-        with transport_faults(path):
-            async with self._http.stream("GET", path, params=params, headers=self._headers()) as response:
-                await raise_for_error(response)
-                async for chunk in response.aiter_raw():
-                    yield chunk
-
     @asynccontextmanager
     async def _stream(
         self,
@@ -346,11 +285,7 @@ class Guest:
         timeout_s: float | None = None,
         pty: bool = False,
     ) -> AsyncIterator[Process]:
-        headers = self._headers(user) | {
-            "Content-Type": "application/connect+json",
-            "Connect-Protocol-Version": "1",
-            "Keepalive-Ping-Interval": "20",
-        }
+        headers = self._headers(user) | STREAM_HEADERS | {"Keepalive-Ping-Interval": "20"}
         if timeout_s is not None:
             headers["Connect-Timeout-Ms"] = str(max(1, round(timeout_s * 1000)))
         # Keepalives come every 20 s, so a silence of a minute and more means that the machine is gone.
@@ -363,7 +298,7 @@ class Guest:
                     "POST", url, content=content, headers=headers, timeout=timeout
                 ) as response:
                     await raise_for_error(response)
-                    yield await Process.begin(response, self._process_call, pty=pty)
+                    yield await Process.begin(response, self, pty=pty)
         except CommandTimeout as error:
             limit = f"{timeout_s:g} s" if timeout_s is not None else "its limit"
             raise CommandTimeout(
@@ -377,13 +312,14 @@ def _file_params(path: str, user: str | None) -> dict[str, str]:
 
 
 async def _feed(process: Process, data: bytes | None) -> None:
-    """Send ``data`` in pieces, then end-of-file. A process that ends first does not read it: no error."""
-    try:
-        for offset in range(0, len(data or b""), 32768):
-            await process.send_input((data or b"")[offset : offset + 32768])
-        await process.close_stdin()
-    except AenvError:
-        return
+    """Send ``data``, then end-of-file. A process that ends first does not read it: no error."""
+
+    async def whole() -> AsyncIterator[bytes]:
+        if data:
+            yield data
+
+    with suppress(AenvError):
+        await process.feed(whole())
 
 
 async def _file_chunks(path: Path) -> AsyncIterator[bytes]:

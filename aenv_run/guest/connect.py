@@ -16,6 +16,8 @@ from pydantic import BaseModel, ValidationError
 
 from aenv_run.errors import (
     AenvError,
+    CommandNotExecutable,
+    CommandNotFound,
     CommandTimeout,
     Conflict,
     InvalidInput,
@@ -48,6 +50,12 @@ _BY_CODE: dict[str, type[AenvError]] = {
     "resource_exhausted": LimitReached,
     "unavailable": SandboxDead,
 }
+#: The daemon's extension of an error: why an argument is invalid.
+_BY_REASON: dict[str, type[AenvError]] = {
+    "command_not_found": CommandNotFound,
+    "command_not_executable": CommandNotExecutable,
+}
+SILENT_FIX = "wait, in case it is only busy; else remove it: `aenv rm ID`"
 _BY_STATUS: dict[int, type[AenvError]] = {
     400: InvalidInput,
     401: Unauthenticated,
@@ -62,6 +70,7 @@ _BY_STATUS: dict[int, type[AenvError]] = {
 class _ErrorBody(BaseModel):
     code: str | int = ""
     message: str = ""
+    reason: str = ""
 
 
 class _EndOfStream(BaseModel):
@@ -93,16 +102,17 @@ async def messages(response: httpx.Response) -> AsyncIterator[bytes]:
             if flags & END_OF_STREAM:
                 end = parse(_EndOfStream, payload)
                 if end.error is not None:
-                    raise error_of(end.error.code, end.error.message)
+                    raise error_of(end.error.code, end.error.message, end.error.reason)
                 return
             yield payload
     raise SandboxDead("the sandbox's daemon broke off in the middle of an answer")
 
 
-def error_of(code: str | int, message: str) -> AenvError:
+def error_of(code: str | int, message: str, reason: str = "") -> AenvError:
     """Our error for a Connect code, or for an HTTP status where the body had none."""
-    table = _BY_CODE.get(str(code)) or _BY_STATUS.get(int(code) if str(code).isdigit() else 0, ProtocolError)
-    return table(message[:2000] or f"the sandbox's daemon answered {code}")
+    status = int(code) if str(code).isdigit() else 0
+    kind = _BY_REASON.get(reason) or _BY_CODE.get(str(code)) or _BY_STATUS.get(status, ProtocolError)
+    return kind(message[:2000] or f"the sandbox's daemon answered {code}")
 
 
 async def raise_for_error(response: httpx.Response) -> None:
@@ -114,7 +124,7 @@ async def raise_for_error(response: httpx.Response) -> None:
         error = _ErrorBody.model_validate_json(body[:65536])
     except ValidationError:
         error = _ErrorBody(message=body[:200].decode(errors="replace"))
-    raise error_of(error.code or response.status_code, error.message)
+    raise error_of(error.code or response.status_code, error.message, error.reason)
 
 
 @contextmanager
@@ -123,7 +133,7 @@ def transport_faults(what: str) -> Iterator[None]:
     try:
         yield
     except httpx.TimeoutException as error:
-        raise SandboxDead(f"the sandbox's daemon did not answer in time ({what})") from error
+        raise SandboxDead(f"the sandbox's daemon did not answer in time ({what})", fix=SILENT_FIX) from error
     except httpx.TransportError as error:
         raise SandboxDead(
             f"the sandbox's daemon is unreachable ({what}): {error or type(error).__name__}"

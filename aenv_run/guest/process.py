@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import httpx
 from pydantic import BaseModel, Field
@@ -14,8 +14,21 @@ from aenv_run.errors import ProtocolError
 from aenv_run.guest.connect import messages, parse, transport_faults
 
 Stream = Literal["stdout", "stderr", "pty"]
-#: Sends one unary call of process.Process: (method, request).
-Call = Callable[[str, dict[str, object]], Awaitable[object]]
+#: Each message of an input stream; larger ones cost memory in a small guest, smaller ones time.
+INPUT_CHUNK_BYTES = 256 << 10
+
+
+class Calls(Protocol):
+    """What a process asks of the daemon."""
+
+    async def unary(self, method: str, request: dict[str, object]) -> object:
+        """One call of process.Process."""
+
+    async def upload(self, method: str, requests: AsyncIterable[dict[str, object]]) -> None:
+        """One call of process.Process with many messages."""
+
+    async def kill(self, pid: int) -> bool:
+        """Kill a session."""
 
 
 @dataclass(frozen=True)
@@ -65,21 +78,21 @@ class _Message(BaseModel):
 class Process:
     """Made by ``Guest.start`` and ``Guest.connect``. Leaving their context detaches; the process runs on."""
 
-    def __init__(self, pid: int, events: AsyncIterator[bytes], call: Call) -> None:
+    def __init__(self, pid: int, events: AsyncIterator[bytes], calls: Calls) -> None:
         self.pid = pid
         self._events = events
-        self._call = call
+        self._calls = calls
         self._pty = False
 
     @classmethod
-    async def begin(cls, response: httpx.Response, call: Call, *, pty: bool) -> Process:
+    async def begin(cls, response: httpx.Response, calls: Calls, *, pty: bool) -> Process:
         """Read the first event, which names the pid; an error in its place is raised."""
         stream = messages(response)
         with transport_faults("start of a process"):
             async for payload in stream:
                 event = parse(_Message, payload).event
                 if event.start is not None:
-                    process = cls(event.start.pid, stream, call)
+                    process = cls(event.start.pid, stream, calls)
                     process._pty = pty
                     return process
         raise ProtocolError("the sandbox's daemon ended a process stream before it named the pid")
@@ -104,6 +117,23 @@ class Process:
         field = "pty" if self._pty else "stdin"
         await self._send("SendInput", {"input": {field: base64.b64encode(data).decode()}})
 
+    async def feed(self, chunks: AsyncIterable[bytes]) -> None:
+        """Write all chunks to its standard input through one call, then end-of-file."""
+
+        async def requests() -> AsyncIterator[dict[str, object]]:
+            yield {"start": {"process": {"pid": self.pid}}}
+            async for chunk in chunks:
+                for offset in range(0, len(chunk), INPUT_CHUNK_BYTES):
+                    part = base64.b64encode(chunk[offset : offset + INPUT_CHUNK_BYTES]).decode()
+                    yield {"data": {"input": {"stdin": part}}}
+
+        await self._calls.upload("StreamInput", requests())
+        await self.close_stdin()
+
+    async def kill(self) -> bool:
+        """SIGKILL to its whole session: what it started ends with it. False when nothing of it was left."""
+        return await self._calls.kill(self.pid)
+
     async def close_stdin(self) -> None:
         """End-of-file on its standard input."""
         await self._send("CloseStdin", {})
@@ -117,7 +147,7 @@ class Process:
         await self._send("Update", {"pty": {"size": {"cols": cols, "rows": rows}}})
 
     async def _send(self, method: str, request: dict[str, object]) -> None:
-        await self._call(method, {"process": {"pid": self.pid}, **request})
+        await self._calls.unary(method, {"process": {"pid": self.pid}, **request})
 
 
 def _outputs(data: _Data) -> list[Output]:

@@ -134,6 +134,8 @@ class GuestInfo(_Reply):
     uptime_seconds: float = 0
     architecture: str = ""
     kernel: str = ""
+    #: Whether user processes stand still from a detach to the next identity.
+    freezes: bool = False
 
 
 class ProcessConfig(_Reply):

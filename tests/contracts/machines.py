@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import httpx
 import pytest
 
 from aenv_run import disk
@@ -63,6 +64,7 @@ def need_runsc() -> None:
 
 async def sh(machine: Machine, script: str) -> str:
     """What a shell script prints in the guest; it must succeed."""
+    await let_go_on(machine)
     async with Guest(machine.endpoint) as guest:
         result = await guest.run(Command(("/bin/sh", "-c", script)), timeout_s=60.0)
     assert result.exit_code == 0, result
@@ -73,6 +75,12 @@ async def start_counter(machine: Machine) -> None:
     """Leave ``COUNTER`` running."""
     async with Guest(machine.endpoint) as guest, guest.start(Command(("/bin/sh", "-c", COUNTER), tag="counter")):
         pass
+
+
+async def let_go_on(machine: Machine) -> None:
+    """Its processes, which stand still since a detach; no token is set."""
+    async with httpx.AsyncClient(base_url=machine.endpoint.url) as node:
+        (await node.post("/init", json={}, timeout=60)).raise_for_status()
 
 
 async def prepare_capture(machine: Machine) -> None:

@@ -31,7 +31,7 @@ from aenv_run.errors import (
 from aenv_run.guest import Command, Guest
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec
-from tests.contracts.machines import Bench, prepare_capture, processes_in, sh
+from tests.contracts.machines import Bench, let_go_on, prepare_capture, processes_in, sh
 
 
 async def counter_of(machine: Machine) -> tuple[int, int]:
@@ -447,6 +447,7 @@ async def test_an_ephemeral_machine_ends_with_its_starter(bench: Bench) -> None:
 
 async def ask(machine: Machine, address: str, port: int) -> str:
     """What a guest's connection to ``address`` is answered, once it has said something."""
+    await let_go_on(machine)
     async with Guest(machine.endpoint) as guest:
         command = f"echo question | busybox nc -w 3 {address} {port}"
         return (await guest.run(Command(("/bin/sh", "-c", command)), timeout_s=30.0)).stdout.decode()

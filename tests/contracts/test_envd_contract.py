@@ -17,6 +17,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from aenv_run.drivers.protocol import Endpoint
+from aenv_run.errors import Conflict
+from aenv_run.guest import Guest, Identity
 from tests.contracts.envd_daemon import SOURCE, Client, Json, Outcome, auth, build, daemon, envelope, start_request
 
 pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason="the source of envd is not here")
@@ -72,7 +75,8 @@ async def test_metrics_and_info(envd: Client) -> None:
     assert 0 < metrics["disk_used"] <= metrics["disk_total"]
     info = (await envd.http.get("/aenv/info")).json()
     wanted = {"version", "bootId", "hostname", "machineId", "uptimeSeconds", "architecture", "kernel"}
-    assert set(info) == wanted
+    assert set(info) == wanted | {"freezes"}
+    assert info["freezes"] is False  # nothing of a host is frozen
 
 
 async def test_init_replaces_the_environment_and_refuses_unknown_fields(envd: Client) -> None:
@@ -501,3 +505,44 @@ async def test_an_archive_cannot_leave_its_directory(
 
 async def test_sync(envd: Client) -> None:
     assert (await envd.http.post("/aenv/sync")).status_code == 204
+
+
+async def test_kill_reaches_the_whole_session(envd: Client) -> None:
+    outcome = Outcome()
+    script = "sleep 63 & echo $!; sleep 64; true"
+    async with envd.stream("process.Process/Start", start_request("/bin/sh", "-c", script, cwd="/")) as events:
+        async for flags, event in events:
+            outcome.take(flags, event)
+            if outcome.stdout and outcome.order[-1] == "data":
+                answer = await envd.http.post("/aenv/kill", params={"pid": outcome.pid})
+                assert answer.status_code == 204
+    assert outcome.end is not None and outcome.end["status"] == "signal: killed"
+
+    async def gone() -> bool:
+        return not alive(int(outcome.stdout))
+
+    await until("its child is gone", gone)
+    for pid, status in ((str(outcome.pid), 404), ("1", 404), ("x", 400)):
+        assert (await envd.http.post("/aenv/kill", params={"pid": pid})).status_code == status
+
+
+async def test_the_daemon_says_why_a_command_cannot_start(envd: Client, tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("x")
+    for request, reason in (
+        (start_request("no-such-command", cwd="/"), "command_not_found"),
+        (start_request("/no/such", cwd="/"), "command_not_found"),
+        (start_request(str(tmp_path / "plain"), cwd="/"), "command_not_executable"),
+        (start_request("/bin/sh", cwd="/no/such"), "command_not_executable"),
+    ):
+        error = (await envd.run(request)).error
+        assert error is not None and (error["code"], error["reason"]) == ("invalid_argument", reason)
+
+
+async def test_a_sandbox_that_set_its_own_token_is_said_to_have_locked_itself(envd: Client) -> None:
+    assert (await envd.http.post("/init", json={"accessToken": "mine"})).is_success
+    host, _, port = envd.base.removeprefix("http://").partition(":")
+    async with Guest(Endpoint(host, int(port))) as guest:
+        with pytest.raises(Conflict, match="locked its own daemon") as caught:
+            await guest.initialise(Identity.fresh("box"))
+    assert "aenv rm" in caught.value.fix
+    assert (await envd.http.post("/aenv/detach", headers={"X-Access-Token": "mine"})).is_success

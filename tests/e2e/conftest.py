@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,16 @@ Aenv = Callable[..., "subprocess.CompletedProcess[str]"]
 @pytest.fixture(scope="session")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     """A home with the snapshot ``tiny:1``."""
-    root = Path(tempfile.mkdtemp(prefix="aenv-e2e-", dir=tmp_path_factory.getbasetemp()))
+    with tiny_home(tmp_path_factory.getbasetemp()) as found:
+        yield found
+
+
+@contextmanager
+def tiny_home(directory: Path) -> Iterator[Home]:
+    """A home below ``directory`` with the snapshot ``tiny:1``."""
+    root = Path(tempfile.mkdtemp(prefix="aenv-e2e-", dir=directory))
     found = Home(root)
+    before = os.environ.get("AENV_NODE_IDLE_S")
     os.environ["AENV_NODE_IDLE_S"] = "600"
     try:
         without_slots(found)
@@ -36,6 +45,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         yield found
     finally:
         os.environ.pop("AENV_NODE_IDLE_S")
+        os.environ.update({} if before is None else {"AENV_NODE_IDLE_S": before})
         asyncio.run(NodeClient(found).shutdown(kill=True))
         shutil.rmtree(root)
 

@@ -67,7 +67,7 @@ func Main() {
 		say("FAILED: %v", err)
 		powerOff()
 	}
-	code := Supervise([]string{"serve", "--console"})
+	code := Supervise([]string{"serve", "--console", "--cgroup", cgroups + "/user"})
 	say("the daemon ended with code %d; the machine ends", code)
 	powerOff()
 }

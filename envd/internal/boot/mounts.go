@@ -68,6 +68,9 @@ func mountPoint(path string) error {
 	return os.Mkdir(path, 0o755)
 }
 
+// cgroups is where cgroup v2 is mounted.
+const cgroups = "/sys/fs/cgroup"
+
 type mount struct {
 	kind, target string
 	flags        uintptr
@@ -83,7 +86,7 @@ func populate() error {
 		{"devpts", "/dev/pts", syscall.MS_NOSUID | syscall.MS_NOEXEC, "mode=0620,gid=5,ptmxmode=0666", true},
 		{"tmpfs", "/dev/shm", plain, "mode=1777", true},
 		{"mqueue", "/dev/mqueue", plain | syscall.MS_NOEXEC, "", false},
-		{"cgroup2", "/sys/fs/cgroup", plain | syscall.MS_NOEXEC, "", false},
+		{"cgroup2", cgroups, plain | syscall.MS_NOEXEC, "", false},
 	} {
 		err := m.do()
 		if err != nil && m.needed {

@@ -66,9 +66,24 @@ func (c Code) HTTPStatus() int {
 type Error struct {
 	Code    Code   `json:"code"`
 	Message string `json:"message"`
+	// Reason is our extension: what kind of invalid argument it was.
+	Reason string `json:"reason,omitempty"`
 }
 
 func (e *Error) Error() string { return string(e.Code) + ": " + e.Message }
+
+// Reasons why a command cannot start, as shells tell them apart: 127 and 126.
+const (
+	CommandNotFound      = "command_not_found"
+	CommandNotExecutable = "command_not_executable"
+)
+
+// Because is an invalid argument with its reason.
+func Because(reason, format string, args ...any) *Error {
+	e := Errorf(InvalidArgument, format, args...)
+	e.Reason = reason
+	return e
+}
 
 // Errorf makes an Error.
 func Errorf(code Code, format string, args ...any) *Error {

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"aenv/envd/internal/connect"
+	"aenv/envd/internal/freeze"
 	"aenv/envd/internal/users"
 )
 
@@ -22,14 +23,15 @@ type Settings interface {
 // Manager holds the running processes.
 type Manager struct {
 	settings Settings
+	freezer  *freeze.Freezer
 	mu       sync.Mutex
 	procs    map[int]*Proc
 	sessions map[int]bool // leaders, kept while anything is left of the session
 }
 
 // NewManager makes an empty one.
-func NewManager(settings Settings) *Manager {
-	return &Manager{settings: settings, procs: map[int]*Proc{}, sessions: map[int]bool{}}
+func NewManager(settings Settings, freezer *freeze.Freezer) *Manager {
+	return &Manager{settings: settings, freezer: freezer, procs: map[int]*Proc{}, sessions: map[int]bool{}}
 }
 
 // Pids lists the main processes, each the leader of its own session.
@@ -100,21 +102,29 @@ func (m *Manager) launch(call *connect.Call, req *StartRequest, first *subscribe
 	}
 	cmd := command(path, cfg, f)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = cwd, env, attr
-	// Held until the process is listed: nobody may see its pid before.
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if err := cmd.Start(); err != nil {
+	var p *Proc
+	if err := m.freezer.Start(call, attr, func() error {
+		// A failed Cmd cannot be started again.
+		cmd := *cmd
+		// Held until the process is listed: nobody may see its pid before.
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if err := cmd.Start(); err != nil {
+			return err
+		}
+		p = &Proc{pid: cmd.Process.Pid, config: *cfg, tag: req.Tag, cmd: &cmd, pty: f.pty, stdin: f.stdin,
+			subs: map[*subscriber]struct{}{first: {}}}
+		normalOOM(p.pid)
+		m.procs[p.pid] = p
+		m.sessions[p.pid] = true
+		return nil
+	}); err != nil {
 		f.closeAll()
 		return nil, startError(cfg.Cmd, err)
 	}
 	for _, file := range f.child {
 		_ = file.Close()
 	}
-	p := &Proc{pid: cmd.Process.Pid, config: *cfg, tag: req.Tag, cmd: cmd, pty: f.pty, stdin: f.stdin,
-		subs: map[*subscriber]struct{}{first: {}}}
-	normalOOM(p.pid)
-	m.procs[p.pid] = p
-	m.sessions[p.pid] = true
 	m.attend(p, f, call.Until)
 	return p, nil
 }
@@ -192,6 +202,11 @@ func (m *Manager) killListed(p *Proc) {
 func (m *Manager) Sessions() []int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	return m.living()
+}
+
+// living wants the lock.
+func (m *Manager) living() []int {
 	alive := map[int]bool{}
 	for _, st := range Processes() {
 		if st.State != 'Z' && st.State != 'X' { // those wait for their parent only
@@ -207,6 +222,20 @@ func (m *Manager) Sessions() []int {
 		sessions = append(sessions, pid)
 	}
 	return sessions
+}
+
+// Kill kills what is left of the session that a process of this daemon leads or
+// led; false when nothing is.
+func (m *Manager) Kill(pid int) bool {
+	m.mu.Lock() // as in killListed
+	defer m.mu.Unlock()
+	for _, session := range m.living() {
+		if session == pid {
+			KillSession(pid)
+			return true
+		}
+	}
+	return false
 }
 
 // KillAll kills everything this daemon started.

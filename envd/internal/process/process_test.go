@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"aenv/envd/internal/connect"
+	"aenv/envd/internal/freeze"
 	"aenv/envd/internal/users"
 )
 
@@ -26,7 +27,7 @@ func (s settings) Workdir() string        { return "" }
 func (s settings) Env() map[string]string { return map[string]string{"GLOBAL": "g", "BOTH": "global"} }
 
 func manager(t *testing.T) *Manager {
-	m := NewManager(settings{t.TempDir()})
+	m := NewManager(settings{t.TempDir()}, &freeze.Freezer{})
 	t.Cleanup(func() {
 		m.KillAll()
 		for deadline := time.Now().Add(5 * time.Second); len(m.Sessions()) > 0; time.Sleep(5 * time.Millisecond) {

@@ -8,7 +8,10 @@ import (
 	"syscall"
 )
 
-const kernelThread = 0x00200000 // PF_KTHREAD
+const (
+	kernelThread = 0x00200000 // PF_KTHREAD
+	maxLooks     = 10
+)
 
 // waitExit returns when the process has ended, and leaves it to be reaped.
 func waitExit(pid int) {
@@ -82,12 +85,18 @@ func Processes() []Stat {
 }
 
 // KillSession kills a process, its group, and the rest of its session: an
-// interactive shell puts each of its jobs in a group of its own.
+// interactive shell puts each of its jobs in a group of its own. It looks again
+// until a look finds none: one that forks may be missed by the first. A process
+// dies of it also while it is frozen.
 func KillSession(pid int) {
 	_ = syscall.Kill(-pid, syscall.SIGKILL)
-	for _, st := range Processes() {
-		if st.Session == pid {
-			_ = syscall.Kill(st.Pid, syscall.SIGKILL)
+	for look, found := 0, true; found && look < maxLooks; look++ {
+		found = false
+		for _, st := range Processes() {
+			if st.Session == pid && st.State != 'Z' && st.State != 'X' {
+				_ = syscall.Kill(st.Pid, syscall.SIGKILL)
+				found = true
+			}
 		}
 	}
 }

@@ -37,6 +37,23 @@ func TestSignals(t *testing.T) {
 	}
 }
 
+func TestKillReachesTheWholeSessionAlsoWithoutItsLeader(t *testing.T) {
+	m := manager(t)
+	bg, stop := newCall(0)
+	defer stop()
+	go func() { _ = m.start(bg, shell("sleep 51 & sleep 52 | sleep 53; true"), (&seen{}).send) }()
+	eventually(t, "it runs", func() bool { return len(m.Pids()) == 1 })
+	if pid := m.Pids()[0]; m.Kill(pid+100000) || !m.Kill(pid) {
+		t.Error("the wrong one was found")
+	}
+	eventually(t, "the session is gone", func() bool { return len(m.Sessions()) == 0 })
+	s, err := run(t, m, 0, shell("sleep 54 >/dev/null 2>&1 & true"))
+	if err != nil || !m.Kill(s.pid) {
+		t.Errorf("what a process left is not found: %v", err)
+	}
+	eventually(t, "it is gone too", func() bool { return !m.Kill(s.pid) })
+}
+
 func TestSeveralSubscribersAndNone(t *testing.T) {
 	m := manager(t)
 	call, leave := newCall(0)
@@ -78,7 +95,18 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 	if err := os.WriteFile(plain, []byte("x"), 0o644); err != nil {
 		t.Fatal(err)
 	}
+	reasons := map[string]string{"not found in PATH": connect.CommandNotFound, "does not exist": connect.CommandNotFound,
+		"is empty": "", "cannot be passed": ""}
+	for _, text := range []string{"cwd '/no/such/dir' does not exist", "is not a directory", "permission denied",
+		"is a directory", "cannot start"} {
+		reasons[text] = connect.CommandNotExecutable
+	}
+	script := filepath.Join(t.TempDir(), "script")
+	if err := os.WriteFile(script, []byte("#!/no/such/interpreter\n"), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for text, cfg := range map[string]*Config{
+		"cannot start":                      {Cmd: script},
 		"cwd '/no/such/dir' does not exist": {Cmd: "/bin/sh", Cwd: &missing},
 		"is not a directory":                {Cmd: "/bin/sh", Cwd: &plain},
 		"not found in PATH":                 {Cmd: "no-such-command"},
@@ -91,6 +119,9 @@ func TestWhatCannotStartSaysWhy(t *testing.T) {
 		_, err := run(t, m, 0, &StartRequest{Process: cfg})
 		if code(err) != connect.InvalidArgument || !strings.Contains(err.Error(), text) {
 			t.Errorf("%q: %v", text, err)
+		}
+		if got := connect.AsError(err).Reason; got != reasons[text] {
+			t.Errorf("%q: reason %q", text, got)
 		}
 	}
 	if _, err := run(t, m, 0, &StartRequest{}); code(err) != connect.InvalidArgument {

@@ -1,6 +1,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"os"
 	"os/exec"
@@ -64,13 +65,20 @@ func findExecutable(name, cwd string, env []string) (string, error) {
 			path = value
 		}
 	}
+	var unusable error // as shells: a file that may not be executed is told only if no other is found
 	for _, dir := range filepath.SplitList(path) {
 		found, err := checkExecutable(filepath.Join(absolute(dir, cwd), name), cwd)
 		if err == nil {
 			return found, nil
 		}
+		if st, serr := os.Stat(filepath.Join(absolute(dir, cwd), name)); unusable == nil && serr == nil && !st.IsDir() {
+			unusable = err
+		}
 	}
-	return "", connect.Errorf(connect.InvalidArgument, "executable %q not found in PATH %q", name, path)
+	if unusable != nil {
+		return "", unusable
+	}
+	return "", connect.Because(connect.CommandNotFound, "executable %q not found in PATH %q", name, path)
 }
 
 func absolute(p, cwd string) string {
@@ -85,13 +93,13 @@ func checkExecutable(name, cwd string) (string, error) {
 	st, err := os.Stat(full)
 	switch {
 	case errors.Is(err, os.ErrNotExist):
-		return "", connect.Errorf(connect.InvalidArgument, "executable %q does not exist", name)
+		return "", connect.Because(connect.CommandNotFound, "executable %q does not exist", name)
 	case err != nil:
-		return "", connect.Errorf(connect.InvalidArgument, "executable %q: %v", name, err)
+		return "", connect.Because(connect.CommandNotExecutable, "executable %q: %v", name, err)
 	case st.IsDir():
-		return "", connect.Errorf(connect.InvalidArgument, "executable %q is a directory", name)
+		return "", connect.Because(connect.CommandNotExecutable, "executable %q is a directory", name)
 	case st.Mode()&0o111 == 0:
-		return "", connect.Errorf(connect.InvalidArgument, "executable %q: permission denied", name)
+		return "", connect.Because(connect.CommandNotExecutable, "executable %q: permission denied", name)
 	}
 	return full, nil
 }
@@ -111,14 +119,14 @@ func workingDirectory(cfg *Config, u *users.User, workdir string) (string, error
 	case err == nil && st.IsDir():
 		return dir, nil
 	case err == nil:
-		return "", connect.Errorf(connect.InvalidArgument, "cwd '%s' is not a directory", dir)
+		return "", connect.Because(connect.CommandNotExecutable, "cwd '%s' is not a directory", dir)
 	case asked == "" && workdir == "":
 		// A user whose home is missing can still run commands, as with login(1).
 		return "/", nil
 	case errors.Is(err, os.ErrNotExist):
-		return "", connect.Errorf(connect.InvalidArgument, "cwd '%s' does not exist", dir)
+		return "", connect.Because(connect.CommandNotExecutable, "cwd '%s' does not exist", dir)
 	}
-	return "", connect.Errorf(connect.InvalidArgument, "cwd '%s': %v", dir, err)
+	return "", connect.Because(connect.CommandNotExecutable, "cwd '%s': %v", dir, err)
 }
 
 // attributes puts the process in a session and group of its own and gives it
@@ -137,11 +145,15 @@ func attributes(u *users.User, pty bool) (*syscall.SysProcAttr, error) {
 }
 
 func startError(cmd string, err error) error {
+	var known *connect.Error
+	if errors.As(err, &known) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return err
+	}
 	if errors.Is(err, syscall.EAGAIN) || errors.Is(err, syscall.ENOMEM) || errors.Is(err, syscall.EMFILE) ||
 		errors.Is(err, syscall.ENFILE) {
 		return connect.Errorf(connect.ResourceExhausted, "cannot start %q: %v", cmd, err)
 	}
-	return connect.Errorf(connect.InvalidArgument, "cannot start %q: %v", cmd, err)
+	return connect.Because(connect.CommandNotExecutable, "cannot start %q: %v", cmd, err)
 }
 
 // files are both ends of what a child is connected to.

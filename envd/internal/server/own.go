@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"os"
 	"runtime"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -34,19 +35,40 @@ func (s *Server) sync(w http.ResponseWriter, _ *http.Request) {
 }
 
 // detach prepares for a memory capture: the copy must hold neither the token
-// nor connections that look alive.
+// nor connections that look alive, and runs no process of a user before /init.
 func (s *Server) detach(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Query().Get("sync") == "1" {
 		s.flush()
 	}
+	if err := s.freezer.Freeze(); err != nil {
+		s.freezer.Thaw(false)
+		files.Fail(w, http.StatusInternalServerError, fmt.Sprintf("cannot freeze the processes: %v", err))
+		return
+	}
+	// Frozen first: without a token any of them could set one.
 	s.state.ForgetToken()
 	s.conns.closeIdle(r)
 	w.Header().Set("Connection", "close")
 	noContent(w)
 }
 
+// kill kills the whole session of a process: what it started dies with it, except
+// what made a session of its own.
+func (s *Server) kill(w http.ResponseWriter, r *http.Request) {
+	pid, err := strconv.Atoi(r.URL.Query().Get("pid"))
+	switch {
+	case err != nil:
+		files.Fail(w, http.StatusBadRequest, "the pid query is missing or no number")
+	case !s.procs.Kill(pid):
+		files.Fail(w, http.StatusNotFound, fmt.Sprintf("process with pid %d not found", pid))
+	default:
+		noContent(w)
+	}
+}
+
 // settle leaves no process of a user behind.
 func (s *Server) settle(w http.ResponseWriter, _ *http.Request) {
+	s.freezer.Thaw(false) // a frozen one could not end as it wants to
 	left := s.others()
 	signalAll(left, syscall.SIGTERM)
 	grace := time.Now().Add(settleGrace)
@@ -102,10 +124,11 @@ type info struct {
 	UptimeSeconds float64 `json:"uptimeSeconds"`
 	Architecture  string  `json:"architecture"`
 	Kernel        string  `json:"kernel"`
+	Freezes       bool    `json:"freezes"`
 }
 
 func (s *Server) info(w http.ResponseWriter, _ *http.Request) {
-	out := info{Version: s.Version, UptimeSeconds: uptime(), Architecture: runtime.GOARCH}
+	out := info{Version: s.Version, UptimeSeconds: uptime(), Architecture: runtime.GOARCH, Freezes: s.freezer.Can()}
 	out.BootID, out.Hostname, out.MachineID = s.state.Info()
 	if release, err := os.ReadFile("/proc/sys/kernel/osrelease"); err == nil {
 		out.Kernel = strings.TrimSpace(string(release))

@@ -15,6 +15,7 @@ import (
 	"aenv/envd/internal/connect"
 	"aenv/envd/internal/files"
 	"aenv/envd/internal/filesystem"
+	"aenv/envd/internal/freeze"
 	"aenv/envd/internal/identity"
 	"aenv/envd/internal/process"
 )
@@ -24,6 +25,7 @@ type Server struct {
 	Version string
 	state   *identity.State
 	procs   *process.Manager
+	freezer *freeze.Freezer
 	conns   connections
 	cpu     cpuSample
 	started time.Time
@@ -31,8 +33,9 @@ type Server struct {
 }
 
 // New builds the routes.
-func New(version string, state *identity.State) *Server {
-	s := &Server{Version: version, state: state, procs: process.NewManager(state), started: time.Now()}
+func New(version string, state *identity.State, freezer *freeze.Freezer) *Server {
+	s := &Server{Version: version, state: state, procs: process.NewManager(state, freezer), freezer: freezer,
+		started: time.Now()}
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /health", s.health)
 	mux.HandleFunc("POST /init", s.init)
@@ -49,6 +52,7 @@ func New(version string, state *identity.State) *Server {
 	mux.HandleFunc("POST /aenv/sync", s.sync)
 	mux.HandleFunc("POST /aenv/settle", s.settle)
 	mux.HandleFunc("POST /aenv/detach", s.detach)
+	mux.HandleFunc("POST /aenv/kill", s.kill)
 	mux.HandleFunc("GET /aenv/info", s.info)
 	archives := archive.New(state)
 	mux.HandleFunc("PUT /aenv/archive", archives.Put)
@@ -180,6 +184,8 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	if req.Restored {
 		s.conns.closeOthers(r)
 	}
+	// Last: everything that tells this machine from its copies is set.
+	s.freezer.Thaw(req.Restored)
 	w.Header().Set("Cache-Control", "no-store")
 	w.WriteHeader(http.StatusNoContent)
 }

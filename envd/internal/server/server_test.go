@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"aenv/envd/internal/freeze"
 	"aenv/envd/internal/identity"
 )
 
@@ -24,7 +25,7 @@ type client struct {
 func serve(t *testing.T) client {
 	t.Helper()
 	state := identity.NewState("", true, t.Logf)
-	s := New("1.2.3", state)
+	s := New("1.2.3", state, &freeze.Freezer{})
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
