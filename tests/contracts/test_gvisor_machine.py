@@ -161,13 +161,19 @@ async def test_connections_of_before_and_during_a_pause_do_not_spoil_the_image(
         assert await sh(machine, "cat /seed") == "seed"
 
 
-async def test_connections_that_come_during_captures_do_not_spoil_an_image(gvisor: Bench) -> None:
+@pytest.mark.parametrize("network", ["bridge", "slot"])
+async def test_connections_that_come_during_captures_do_not_spoil_an_image(
+    gvisor: Bench, network: str, request: pytest.FixtureRequest
+) -> None:
     async def knock(machine: Machine) -> None:
         while True:
             async with Guest(machine.endpoint) as guest:
                 await guest.healthy(0.2)
 
-    async with gvisor.child() as machine:
+    start = (
+        gvisor.child() if network == "bridge" else in_slot(gvisor, request.getfixturevalue("slot"), gvisor.seed)
+    )
+    async with start as machine:
         knocking = [asyncio.create_task(knock(machine)) for _ in range(2)]
         captures = [await machine.capture(gvisor.capture_directory(), memory=True) for _ in range(3)]
         for task in knocking:
