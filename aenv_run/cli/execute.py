@@ -16,8 +16,9 @@ from aenv_run.cli.arguments import open_sandbox, pairs, parse_duration, run_asyn
 from aenv_run.cli.terminal import exit_code_of, find_shell, join_terminal, kill_quietly, write_all
 from aenv_run.errors import AenvError
 from aenv_run.guest import Command, Ended, Guest, Process
-from aenv_run.guest.process import INPUT_CHUNK_BYTES
 
+#: Of standard input at a time.
+INPUT_CHUNK_BYTES = 256 << 10
 #: After this time without a sign of the daemon people are told what they wait for.
 SILENCE_S = 5.0
 

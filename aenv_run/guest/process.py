@@ -14,8 +14,6 @@ from aenv_run.errors import ProtocolError
 from aenv_run.guest.connect import messages, parse, transport_faults
 
 Stream = Literal["stdout", "stderr", "pty"]
-#: Each message of an input stream; larger ones cost memory in a small guest, smaller ones time.
-INPUT_CHUNK_BYTES = 256 << 10
 
 
 class Calls(Protocol):
@@ -24,8 +22,8 @@ class Calls(Protocol):
     async def unary(self, method: str, request: dict[str, object]) -> object:
         """One call of process.Process."""
 
-    async def upload(self, method: str, requests: AsyncIterable[dict[str, object]]) -> None:
-        """One call of process.Process with many messages."""
+    async def feed(self, pid: int, chunks: AsyncIterable[bytes]) -> None:
+        """All of it to a process's standard input, then its end."""
 
     async def kill(self, pid: int) -> bool:
         """Kill a session."""
@@ -119,16 +117,7 @@ class Process:
 
     async def feed(self, chunks: AsyncIterable[bytes]) -> None:
         """Write all chunks to its standard input through one call, then end-of-file."""
-
-        async def requests() -> AsyncIterator[dict[str, object]]:
-            yield {"start": {"process": {"pid": self.pid}}}
-            async for chunk in chunks:
-                for offset in range(0, len(chunk), INPUT_CHUNK_BYTES):
-                    part = base64.b64encode(chunk[offset : offset + INPUT_CHUNK_BYTES]).decode()
-                    yield {"data": {"input": {"stdin": part}}}
-
-        await self._calls.upload("StreamInput", requests())
-        await self.close_stdin()
+        await self._calls.feed(self.pid, chunks)
 
     async def kill(self) -> bool:
         """SIGKILL to its whole session: what it started ends with it. False when nothing of it was left."""

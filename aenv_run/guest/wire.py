@@ -11,7 +11,7 @@ import httpx
 from pydantic import BaseModel
 
 from aenv_run.drivers.protocol import Endpoint
-from aenv_run.guest.connect import envelope, messages, parse, raise_for_error, transport_faults
+from aenv_run.guest.connect import parse, raise_for_error, transport_faults
 
 M = TypeVar("M", bound=BaseModel)
 #: Control calls answer in milliseconds; software emulation on a busy host needs far more.
@@ -73,7 +73,7 @@ class Wire:
         json: dict[str, object] | None = None,
         content: bytes | AsyncIterable[bytes] | None = None,
         headers: dict[str, str] | None = None,
-        timeout_s: float = CALL_TIMEOUT_S,
+        timeout_s: float | None = CALL_TIMEOUT_S,
     ) -> bytes:
         timeout = httpx.Timeout(timeout_s, connect=10.0)
         all_headers = self._headers() | (headers or {})
@@ -95,19 +95,9 @@ class Wire:
         """One call of process.Process (see ``Calls``)."""
         return await self._call(f"process.Process/{method}", request, Empty)
 
-    async def upload(self, method: str, requests: AsyncIterable[dict[str, object]]) -> None:
-        """One call of process.Process with many messages; it takes as long as they take to come."""
-        headers = self._headers() | STREAM_HEADERS
-        content = (envelope(request) async for request in requests)
-        timeout = httpx.Timeout(None, connect=10.0)
-        url = f"/process.Process/{method}"
-        with transport_faults(method):
-            async with self._http.stream(
-                "POST", url, content=content, headers=headers, timeout=timeout
-            ) as response:
-                await raise_for_error(response)
-                async for _ in messages(response):
-                    pass
+    async def feed(self, pid: int, chunks: AsyncIterable[bytes]) -> None:
+        """All of it to a process's standard input, then its end (see ``Calls``)."""
+        await self._plain("PUT", "/aenv/input", params={"pid": str(pid)}, content=chunks, timeout_s=None)
 
     async def _download(self, path: str, params: dict[str, str]) -> AsyncIterator[bytes]:
         with transport_faults(path):

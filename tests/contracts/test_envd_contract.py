@@ -546,3 +546,18 @@ async def test_a_sandbox_that_set_its_own_token_is_said_to_have_locked_itself(en
             await guest.initialise(Identity.fresh("box"))
     assert "aenv rm" in caught.value.fix
     assert (await envd.http.post("/aenv/detach", headers={"X-Access-Token": "mine"})).is_success
+
+
+async def test_a_body_is_all_of_the_input(envd: Client) -> None:
+    data, outcome = os.urandom(1_000_000), Outcome()
+    request = {**start_request("cat", cwd="/"), "stdin": True}
+    async with envd.stream("process.Process/Start", request) as events:
+        async for flags, event in events:
+            outcome.take(flags, event)
+            if outcome.order == ["start"]:
+                feeding = asyncio.create_task(
+                    envd.http.put("/aenv/input", params={"pid": outcome.pid}, content=data)
+                )
+    assert (await feeding).status_code == 204 and outcome.stdout == data
+    for pid, status in ((str(outcome.pid), 404), ("x", 400)):
+        assert (await envd.http.put("/aenv/input", params={"pid": pid}, content=b"")).status_code == status

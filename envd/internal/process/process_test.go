@@ -284,3 +284,27 @@ func TestInputOfAProcessThatDoesNotReadEndsWithTheCall(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+func TestFeedIsAllOfTheInput(t *testing.T) {
+	m := manager(t)
+	call, cancel := newCall(0)
+	defer cancel()
+	for script, good := range map[string]bool{"cat": true, "exec 0<&-; sleep 0.5": false} {
+		req := shell(script)
+		req.Stdin = nil
+		s, done := &seen{}, make(chan error, 1)
+		go func() { done <- m.start(call, req, s.send) }()
+		eventually(t, "it runs", func() bool { return len(m.Pids()) == 1 })
+		data := bytes.Repeat([]byte("0123456789abcdef"), 100_000)
+		err := m.Feed(call, m.Pids()[0], bytes.NewReader(data))
+		if (err == nil) != good {
+			t.Errorf("%s: %v", script, err)
+		}
+		if err := <-done; err != nil || good && !bytes.Equal(s.out, data) {
+			t.Errorf("%s: %v, %d bytes", script, err, len(s.out))
+		}
+	}
+	if err := m.Feed(call, 1, bytes.NewReader(nil)); code(err) != connect.NotFound {
+		t.Error(err)
+	}
+}

@@ -10,6 +10,7 @@ import (
 	"syscall"
 	"time"
 
+	"aenv/envd/internal/connect"
 	"aenv/envd/internal/files"
 	"aenv/envd/internal/process"
 )
@@ -64,6 +65,21 @@ func (s *Server) kill(w http.ResponseWriter, r *http.Request) {
 	default:
 		noContent(w)
 	}
+}
+
+// input is the body, as it is, to the standard input of a process, then its end.
+func (s *Server) input(w http.ResponseWriter, r *http.Request) {
+	pid, err := strconv.ParseUint(r.URL.Query().Get("pid"), 10, 31)
+	if err != nil {
+		files.Fail(w, http.StatusBadRequest, "the pid query is missing or no number")
+		return
+	}
+	if err := s.procs.Feed(r.Context(), int(pid), r.Body); err != nil {
+		known := connect.AsError(err)
+		files.Fail(w, known.Code.HTTPStatus(), known.Message)
+		return
+	}
+	noContent(w)
 }
 
 // settle leaves no process of a user behind.

@@ -53,6 +53,7 @@ func New(version string, state *identity.State, freezer *freeze.Freezer) *Server
 	mux.HandleFunc("POST /aenv/settle", s.settle)
 	mux.HandleFunc("POST /aenv/detach", s.detach)
 	mux.HandleFunc("POST /aenv/kill", s.kill)
+	mux.HandleFunc("PUT /aenv/input", s.input)
 	mux.HandleFunc("GET /aenv/info", s.info)
 	archives := archive.New(state)
 	mux.HandleFunc("PUT /aenv/archive", archives.Put)
