@@ -318,3 +318,8 @@ async def check(
         detail = "\n".join(lines) or "no output"
         raise AenvError(f"{what}: {argv[0]} exited with {done.exit_code}: {detail}", fix=fix)
     return done
+
+
+def in_chroot(mountinfo: str) -> bool:
+    """Whether the root directory is no mount point; ``mountinfo`` is /proc/self/mountinfo."""
+    return not any(line.split(" ", 5)[4] == "/" for line in mountinfo.splitlines())

@@ -28,8 +28,7 @@ def alone(mountinfo: str) -> tuple[str, ...]:
     ``mountinfo`` is /proc/self/mountinfo: in a chroot the root directory need not be a mount point, and then its
     propagation cannot be changed.
     """
-    root_is_mount = any(line.split(" ", 5)[4] == "/" for line in mountinfo.splitlines())
-    propagation = "private" if root_is_mount else "unchanged"
+    propagation = "unchanged" if process.in_chroot(mountinfo) else "private"
     return (*_DIE_WITH_US, "unshare", *_NAMESPACES, "--propagation", propagation, "--")
 
 

@@ -110,6 +110,14 @@ def _program(name: str, fix: str) -> Requirement:
     return Requirement(name, found is not None, found or "not installed", "" if found else fix)
 
 
+def _whole_root() -> Requirement:
+    """In a chroot the kernel refuses the user namespace that runsc makes (user_namespaces(7): EPERM)."""
+    if process.in_chroot(Path("/proc/self/mountinfo").read_text()):
+        fix = "run on the machine itself or in a container, not in a chroot"
+        return Requirement("root directory", False, "it is no mount point, as in a chroot", fix)
+    return Requirement("root directory", True, "is a mount point")
+
+
 def _device(path: str, fix: str) -> Requirement:
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
@@ -133,6 +141,7 @@ async def requirements(home: Home) -> tuple[Requirement, ...]:
         _device("/dev/fuse", "modprobe fuse; in a container: add the device /dev/fuse"),
         _device("/dev/loop-control", "modprobe loop; in a container: add the loop devices"),
     ]
+    items.append(_whole_root())
     root = os.geteuid() == 0
     items.append(Requirement("root", root, "yes" if root else "no", "" if root else "run as root"))
     try:

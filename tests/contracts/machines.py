@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from aenv_run import disk
+from aenv_run import disk, process
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
 from aenv_run.guest import Command, Guest
@@ -55,7 +55,12 @@ def make_tree(root: Path) -> Path:
 
 
 def need_runsc() -> None:
-    """`make setup` installs it, but where the distribution has no such package: only there it may be absent."""
+    """`make setup` installs it, but where the distribution has no such package: only there it may be absent.
+
+    In a chroot it cannot run: the kernel refuses the user namespace that it makes. Only a real root helps.
+    """
+    if process.in_chroot(Path("/proc/self/mountinfo").read_text()):
+        pytest.skip("gVisor cannot run in a chroot (the root directory is no mount point)")
     if shutil.which("runsc") is None:
         if platform.freedesktop_os_release().get("ID") == "ubuntu":
             pytest.skip("runsc is not installed, and this distribution has no package of it")

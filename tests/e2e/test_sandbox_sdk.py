@@ -141,4 +141,6 @@ def test_a_timeout_ends_it(home: Home) -> None:
         time.sleep(0.1)
     with pytest.raises((NotFound, SandboxDead)):
         sandbox.commands.run("true")
+    while Sandbox.list(home=home) and time.monotonic() < deadline:
+        time.sleep(0.1)  # its end takes a moment, and whoever kills it meanwhile waits for it
     assert not sandbox.kill()
