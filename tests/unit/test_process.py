@@ -111,7 +111,7 @@ async def test_a_spawned_child_is_waited_for_and_killed_with_its_group(tmp_path:
 async def test_a_bounded_child_cannot_fill_the_disk(tmp_path: Path) -> None:
     log = tmp_path / "log"
     child = await process.spawn(
-        ["sh", "-c", "echo first; yes 2>/dev/null; echo last"], log=log, ephemeral=False, bounded=True
+        ["sh", "-c", "sleep 0.2; echo first; yes 2>/dev/null; echo last"], log=log, ephemeral=False, bounded=True
     )
     await asyncio.wait_for(child.wait(), 10)  # `yes` cannot write and gives up
     assert not log.exists()
