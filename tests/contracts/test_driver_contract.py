@@ -334,9 +334,13 @@ async def test_a_cancelled_capture_leaves_the_machine_as_it_was(bench: Bench) ->
             directory = bench.capture_directory()
             task = asyncio.create_task(machine.capture(directory, memory=True, keep_running=False))
             await asyncio.sleep(delay_s)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
+            if task.cancel():
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            else:  # a fast host had finished it
+                assert delay_s > 0
+                (await task).discard()
+                await machine.resume()
             assert not directory.exists()
             assert await machine.state() is MachineState.RUNNING
         capture = await machine.capture(bench.capture_directory(), memory=True)
