@@ -25,8 +25,9 @@ lint: setup ## set up, then formatters, linters and type checks
 	@$(python) -m mypy tests/perf
 	@scripts/lint-go
 
-soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times in random order
-	@for round in $$(seq 20); do $(python) -m pytest tests/crash tests/e2e || exit; done
+soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times in random order, with each driver in turn
+	@for round in $$(seq 10); do for driver in qemu gvisor; do \
+	  AENV_DRIVER=$$driver $(python) -m pytest tests/crash tests/e2e || exit; done; done
 
 bench: setup ## set up, then measure launch, pause, resume and fork beside the bare engine
 	@$(python) -m tests.perf.bench
