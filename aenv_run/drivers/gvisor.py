@@ -182,6 +182,8 @@ def _plan(
         check_disk=check_disk,
         hide_net_sysctl=found.hide_net_sysctl and slot is not None,
         netns=str(slot.guest_netns) if slot else "",
+        router_netns=str(slot.router_netns) if slot else "",
+        guest_address=slot.guest_address.partition("/")[0] if slot else "",
         addresses=gvisor_spec.addresses(slot) if slot else "",
         bridge=[] if slot else [gvisor_spec.DAEMON, "bridge", "--port", str(gvisor_spec.DAEMON_PORT)],
         deleted=[gvisor_spec.DAEMON, "deleted"],

@@ -53,12 +53,15 @@ class Children:
                     return None
             return self._codes.pop(pid)
 
-    def run(self, argv: Sequence[str], *, timeout_s: float, stdin: int | None = None) -> tuple[int, str]:
-        """Run to the end: exit code and what it printed on both outputs; -9 and a note when it was too slow."""
-        output = os.memfd_create("output", os.MFD_CLOEXEC)
-        empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    def run(self, argv: Sequence[str], *, timeout_s: float, text: str = "") -> tuple[int, str]:
+        """Run to the end, with ``text`` to read: exit code and what it printed on both outputs.
+
+        The code is -9, with a note, when it was too slow.
+        """
+        output, source = (os.memfd_create(name, os.MFD_CLOEXEC) for name in ("output", "input"))
         try:
-            pid = self.spawn(argv, stdin=empty if stdin is None else stdin, stdout=output, stderr=output)
+            os.pwrite(source, text.encode(), 0)
+            pid = self.spawn(argv, stdin=source, stdout=output, stderr=output)
             code = self.wait(pid, timeout_s)
             if code is None:
                 os.kill(pid, 9)
@@ -66,7 +69,7 @@ class Children:
                 return -9, f"{argv[0]} did not end in {timeout_s:g} s"
             return code, os.pread(output, OUTPUT_BYTES, 0).decode(errors="replace").strip()
         finally:
-            os.close(empty)
+            os.close(source)
             os.close(output)
 
     def _reap(self) -> None:

@@ -42,26 +42,33 @@ class NotDisconnectedError(Exception):
         self.answered = answered
 
 
-def disconnect(host: str, port: int, timeout_s: float) -> None:
+def connect(host: str, port: int, timeout_s: float) -> socket.socket:
+    """A connection to the guest's daemon."""
+    try:
+        return socket.create_connection((host, port), timeout_s)
+    except OSError as error:
+        raise NotDisconnectedError(f"the sandbox's daemon is unreachable before a capture: {error}") from error
+
+
+def disconnect(connection: socket.socket, timeout_s: float) -> None:
     """Have the guest's daemon close every connection but this one, which ends with it.
 
     One that is established at the checkpoint poisons the image: the restored guest never listens (measured).
     """
     body = json.dumps({"restored": True})
     request = (
-        f"POST /init HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n"
+        "POST /init HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n{body}"
     )
     reply = b""
     deadline = time.monotonic() + timeout_s  # of it all: the guest may answer a byte at a time
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            connection.sendall(request.encode())
-            while len(reply) < MAX_INIT_BYTES:  # to its end: the daemon has closed it then
-                connection.settimeout(max(0.001, deadline - time.monotonic()))
-                if not (chunk := connection.recv(4096)):
-                    break
-                reply += chunk
+        connection.sendall(request.encode())
+        while len(reply) < MAX_INIT_BYTES:  # to its end: the daemon has closed it then
+            connection.settimeout(max(0.001, deadline - time.monotonic()))
+            if not (chunk := connection.recv(4096)):
+                break
+            reply += chunk
     except OSError as error:
         raise NotDisconnectedError(f"the sandbox's daemon is unreachable before a capture: {error}") from error
     if not reply:

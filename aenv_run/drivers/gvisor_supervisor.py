@@ -20,6 +20,7 @@ from aenv_run.disk_mount import DiskError, JsonValue
 from aenv_run.drivers import gvisor_sentry
 from aenv_run.drivers.gvisor_children import Children
 from aenv_run.drivers.gvisor_forward import Forwarder
+from aenv_run.drivers.gvisor_gate import Gate, GateError
 
 PLAN, CONTROL, EXIT, CONSOLE = "plan.json", "control.sock", "exit.json", "console.log"
 IMAGE, ROOT, BUNDLE, PID_FILE = "disk.raw", "root", "bundle", "sentry.pid"
@@ -46,6 +47,8 @@ class Plan:
     check_disk: bool = False
     hide_net_sysctl: bool = False
     netns: str = ""
+    router_netns: str = ""
+    guest_address: str = ""
     addresses: str = ""
     bridge: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
@@ -70,6 +73,7 @@ class Supervisor:
         self._children = Children()
         self._storage: disk_mount.StorageDaemon | None = None
         self._forwarder: Forwarder | None = None
+        self._gate = Gate(self._children, plan.router_netns, plan.guest_address) if plan.router_netns else None
         self._busy = threading.Lock()
         self._paused = False
         self._top = plan.top
@@ -150,17 +154,8 @@ class Supervisor:
 
     def _put_addresses(self) -> None:
         """runsc takes them off the interface at every start; the next start needs them there."""
-        source = os.memfd_create("addresses", os.MFD_CLOEXEC)
-        try:
-            os.write(source, self._plan.addresses.encode())
-            os.lseek(source, 0, os.SEEK_SET)
-            code, said = self._children.run(
-                ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"],
-                timeout_s=CALL_S,
-                stdin=source,
-            )
-        finally:
-            os.close(source)
+        argv = ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"]
+        code, said = self._children.run(argv, timeout_s=CALL_S, text=self._plan.addresses)
         if code != 0:
             raise Failure(f"the network slot cannot be given its addresses: {said[-500:]}")
 
@@ -244,7 +239,7 @@ class Supervisor:
             return {"error": str(error), "kind": error.kind, "deleted": deleted}
         except gvisor_sentry.NotDisconnectedError as error:
             return {"error": str(error), "kind": "busy" if error.answered else "unreachable"}
-        except (DiskError, OSError) as error:
+        except (DiskError, GateError, OSError) as error:
             return {"error": str(error), "kind": "failed"}
 
     def _act(self, request: Json) -> Json:
@@ -297,8 +292,8 @@ class Supervisor:
                 with contextlib.suppress(DiskError):
                     self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
             self._set_paused(was_paused or (done and not request["keep_running"]))
-            if self._forwarder is not None:
-                self._forwarder.open_gate()
+            if with_memory:
+                self._let_in()
         return (time.perf_counter() - started) * 1000
 
     def _let_go(self, host: str, port: int) -> None:
@@ -308,9 +303,22 @@ class Supervisor:
         talked to it just before, and gVisor's own network accepts connections during a pause.
         """
         self._set_paused(False)
-        gvisor_sentry.disconnect(host, port, DRAIN_S)
+        with gvisor_sentry.connect(host, port, DRAIN_S) as connection:
+            if self._gate is not None:
+                self._gate.close()
+            gvisor_sentry.disconnect(connection, DRAIN_S)
         if self._forwarder is not None and not self._forwarder.close_gate(DRAIN_S):
             raise Failure(f"connections into the sandbox did not end in {DRAIN_S:g} s; it is as it was", "busy")
+
+    def _let_in(self) -> None:
+        """Undo ``_let_go``, whatever came of it. What fails here must not hide that, nor undo a capture."""
+        if self._forwarder is not None:
+            self._forwarder.open_gate()
+        if self._gate is not None:
+            try:
+                self._gate.open()
+            except (GateError, OSError) as error:
+                self._over(f"its network could not be opened again: {error}")
 
     def _deleted_files(self) -> list[str]:
         """Files of the disk that are open and deleted, the usual reason of a failure; none while paused."""

@@ -14,7 +14,7 @@ import pytest
 
 from aenv_run import process
 from aenv_run.drivers.gvisor_machine import end_started
-from aenv_run.drivers.gvisor_sentry import NotDisconnectedError, disconnect
+from aenv_run.drivers.gvisor_sentry import NotDisconnectedError, connect, disconnect
 
 #: Its first thread ends, the other stays: to /proc a zombie, and yet alive. As a supervisor that is ending.
 HALF_ENDED = """
@@ -52,6 +52,11 @@ async def test_a_supervisor_that_is_ending_is_waited_for(tmp_path: Path) -> None
     assert not child.alive
 
 
+def say_disconnect(listener: socket.socket, timeout_s: float) -> None:
+    with connect("127.0.0.1", listener.getsockname()[1], timeout_s) as connection:
+        disconnect(connection, timeout_s)
+
+
 @pytest.mark.parametrize(
     ("reply", "said", "answered"),
     [(b"", "does not answer", False), (b"HTTP/1.1 503 no\r\n\r\n", "kept its connections.*503", True)],
@@ -68,7 +73,7 @@ def test_a_daemon_that_keeps_its_connections_fails_the_capture(reply: bytes, sai
         thread = threading.Thread(target=serve)
         thread.start()
         with pytest.raises(NotDisconnectedError, match=said) as failed:
-            disconnect("127.0.0.1", listener.getsockname()[1], 5.0)
+            say_disconnect(listener, 5.0)
         thread.join()
     assert failed.value.answered is answered
 
@@ -77,5 +82,5 @@ def test_a_daemon_that_never_ends_its_answer_is_left_in_time() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:  # accepts by its backlog, says nothing
         started = time.monotonic()
         with pytest.raises(NotDisconnectedError, match="unreachable"):
-            disconnect("127.0.0.1", listener.getsockname()[1], 0.2)
+            say_disconnect(listener, 0.2)
     assert time.monotonic() - started < 2.0
