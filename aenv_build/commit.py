@@ -124,6 +124,7 @@ class Committer:
             architecture=self._architecture,
             machine=self._plan.machine,
             context=planned.context,
+            hooks=planned.hooks,
             labels=planned.output.labels,
             provenance=self._provenance(planned.state or "base", planned.key),
             disk_below=state.disk,

@@ -15,6 +15,7 @@ from aenv_build.load import Source
 from aenv_build.recipe import FromStep, Output, Run, Step, Verify
 from aenv_run.digest import digest_file
 from aenv_run.errors import AenvError, Unsupported
+from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
 from aenv_run.types import Context, MachineSpec, Name, SnapshotId, StageKey
 
@@ -79,6 +80,7 @@ class PlannedOutput:
     inputs: Inputs
     context: Context
     memory: bool
+    hooks: Hooks | None
 
     @property
     def key(self) -> StageKey:
@@ -274,6 +276,13 @@ class _Planner:
         stage = stages[state] if state is not None else None
         memory = bool(stage and stage.memory) if output.memory is None else output.memory
         context = stage.context if stage else self._base.context
+        hooks = output.hooks()
+        if hooks is not None and not memory:
+            kind = hooks.to_run(forked=True)[0][0]
+            message = f"{kind!r} is for guests restored from memory, and this output has none"
+            raise self._source.document.error(
+                ("outputs", position, kind), message, fix="say 'memory: true' in the output", key=True
+            )
         bound = self._facts.memory if memory else None
         output_inputs = inputs(
             "output",
@@ -285,9 +294,10 @@ class _Planner:
             memory_facts=bound,
             envd=self._facts.envd_digest if memory else None,
             labels=output.labels,
+            **({"hooks": hooks} if hooks else {}),  # without, the key is that of before there were any
         )
         name = output.name or self._source.recipe.name
-        return PlannedOutput(output, name, state, output_inputs, context, memory)
+        return PlannedOutput(output, name, state, output_inputs, context, memory, hooks)
 
 
 def copy_target(to: str, context: Context) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -13,10 +13,13 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     WithJsonSchema,
+    model_validator,
 )
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from aenv_run.errors import InvalidInput
+from aenv_run.hooks import MAX_HOOKS, USER_PATTERN, Hook, Hooks
 from aenv_run.types import Name, Tag
 
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
@@ -102,7 +105,7 @@ SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
-User = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}$")]
+User = Annotated[str, Field(pattern=USER_PATTERN)]
 
 
 class RecipeModel(BaseModel):
@@ -222,6 +225,43 @@ class Step(RecipeModel):
         return next(verb for verb in self.VERBS if values[verb] is not None)
 
 
+class HookCommand(RecipeModel):
+    """A command for guests restored from an output's memory. Text is run by the shell with -ec."""
+
+    command: Words
+    shell: str = "sh"
+    user: User | None = Field(None, description="default: the output's own")
+
+    @model_validator(mode="after")
+    def _valid(self) -> Self:
+        try:
+            self.hook()
+        except InvalidInput as error:
+            raise ValueError(error.message) from None
+        return self
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        """The schema as written: the short forms too."""
+        schema = handler.resolve_ref_schema(handler(core_schema))
+        long_form = dict(schema)
+        schema.clear()
+        schema["anyOf"] = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, long_form]
+        return schema
+
+    def hook(self) -> Hook:
+        """As a snapshot holds it."""
+        return Hook.of(self.command, shell=self.shell, user=self.user)
+
+
+Commands = Annotated[
+    tuple[Annotated[HookCommand, _short_form("command")], ...],
+    Field(max_length=MAX_HOOKS),
+]
+
+
 class Output(RecipeModel):
     """A state that gets a name."""
 
@@ -230,6 +270,13 @@ class Output(RecipeModel):
     tags: tuple[Tag, ...] = ("latest",)  # type: ignore[assignment]
     memory: bool | None = Field(None, description="with RAM; default: only where a step was started")
     labels: dict[str, str] = Field(default_factory=dict)
+    on_restore: Commands = Field((), description="run in every guest restored from its memory, before it is used")
+    on_fork: Commands = Field((), description="run in every child of a fork, before on_restore")
+
+    def hooks(self) -> Hooks | None:
+        """Its hooks, if it has any."""
+        on_restore, on_fork = (map(HookCommand.hook, commands) for commands in (self.on_restore, self.on_fork))
+        return Hooks.of(on_restore, on_fork)
 
 
 class Recipe(RecipeModel):

@@ -17,7 +17,7 @@ from typing import Literal
 from pydantic import Field
 
 from aenv_run.digest import canonical_json
-from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.repository import MAX_RECORD_BYTES, Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.store import StoreKey
@@ -263,7 +263,7 @@ class Catalog:
     def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...]) -> Entry | None:
         try:
             record = self._read_version(name, version)
-        except CorruptData as error:
+        except (CorruptData, Unsupported) as error:
             return Entry(name=name, version=version, tags=tags, snapshot_id=None, problem=error.message)
         if record is None:
             return None
@@ -272,7 +272,7 @@ class Catalog:
         )
         try:
             snapshot = self.repository.snapshot(record.snapshot_id)
-        except (NotFound, CorruptData) as error:
+        except (NotFound, CorruptData, Unsupported) as error:
             return row.model_copy(update={"problem": error.message})
         size = sum({blob.digest: blob.size_bytes for blob in snapshot.blobs()}.values())
         return row.model_copy(update={"size_bytes": size, "has_memory": snapshot.memory is not None})
@@ -298,7 +298,7 @@ class Catalog:
         for tag in self.tags(name):
             try:
                 version = self._read_tag(name, tag)
-            except CorruptData as error:
+            except (CorruptData, Unsupported) as error:
                 damaged.append(
                     Entry(name=name, version=None, tags=(tag,), snapshot_id=None, problem=error.message)
                 )

@@ -113,6 +113,12 @@ class CommandFailed(AenvError):
     code, exit_code, http_status = "command_failed", 1, 422
 
 
+class HookFailed(AenvError):
+    """A hook (`on_restore`, `on_fork`) did not exit with 0 in time; the message ends with its last lines."""
+
+    code, exit_code, http_status = "hook_failed", 1, 422
+
+
 class Unauthenticated(AenvError):
     """The access token or API key is missing or wrong."""
 

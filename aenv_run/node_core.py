@@ -14,7 +14,7 @@ from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NoSpace, NotFound
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
-from aenv_run.node_requests import check_environment, record_of
+from aenv_run.node_requests import check_environment, hooks_of, record_of
 from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
@@ -170,7 +170,8 @@ class Node:
             raise InvalidInput("a tag needs a name", fix="give --name too")
         if request.name is not None:
             require_publishable(request.name)
-        snapshot, stopped_ms = await sandbox.snapshot(memory=request.memory, labels=request.labels)
+        hooks = hooks_of(request, sandbox.record)
+        snapshot, stopped_ms = await sandbox.snapshot(memory=request.memory, labels=request.labels, hooks=hooks)
         version: int | None = None
         if request.name is not None:
             publish = self._tools.catalog.publish

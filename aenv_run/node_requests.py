@@ -10,9 +10,10 @@ from pydantic import ValidationError
 
 from aenv_run.catalog import Resolved
 from aenv_run.errors import InvalidInput
+from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
-from aenv_run.node_wire import CreateRequest
+from aenv_run.node_wire import CreateRequest, SnapshotRequest
 from aenv_run.sandbox_record import Record
 from aenv_run.sandbox_tools import Chosen
 from aenv_run.snapshot import Snapshot
@@ -36,6 +37,7 @@ def record_of(
         architecture=snapshot.architecture,
         machine=machine_of(request, snapshot),
         context=snapshot.context,
+        hooks=None if request.cold else snapshot.hooks,
         env=request.env,
         metadata=request.metadata,
         policy=policy,
@@ -68,6 +70,22 @@ def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
         raise InvalidInput(
             f"no such machine: {error.errors()[0]['loc'][0]}: {error.errors()[0]['msg']}"
         ) from error
+
+
+def hooks_of(request: SnapshotRequest, record: Record) -> Hooks | None:
+    """The hooks of a new snapshot: those asked for, else the sandbox's own. None where there is no memory."""
+    own = record.hooks if request.memory else None
+    on_restore, on_fork = (own.on_restore, own.on_fork) if own else ((), ())
+    asked = Hooks.of(
+        on_restore if request.on_restore is None else request.on_restore,
+        on_fork if request.on_fork is None else request.on_fork,
+    )
+    if asked is not None and not request.memory:
+        raise InvalidInput(
+            "hooks are for what was in memory, and a snapshot of the disk alone has none",
+            fix="leave them out, or take the memory too",
+        )
+    return asked
 
 
 def check_environment(env: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import Field
 
 from aenv_run.errors import AenvError, NoSpace, from_wire
+from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
@@ -187,6 +188,8 @@ class SnapshotRequest(Model):
     tags: tuple[Tag, ...] = ()
     memory: bool = True
     labels: dict[str, str] = Field(default_factory=dict, max_length=256)
+    on_restore: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
+    on_fork: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
 
 
 class SnapshotReply(Model):

@@ -14,13 +14,14 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar, get_args
 
 from pydantic import Field, ValidationError
 
 from aenv_run.capture import Capture
 from aenv_run.digest import CHUNK_BYTES, canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
+from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
 from aenv_run.store import Store, StoreKey
 from aenv_run.store.identity import FileIdentity
@@ -44,6 +45,7 @@ class Draft(Model):
     architecture: Architecture
     machine: MachineSpec
     context: Context = Field(default_factory=Context)
+    hooks: Hooks | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
     disk_below: tuple[Blob, ...] = ()
@@ -317,15 +319,16 @@ def _parse(model: type[M], data: bytes, what: str) -> M:
 
 def _refuse_newer(model: type[Model], data: bytes, what: str) -> None:
     """``Unsupported`` when the object only is of another format than this aenv knows."""
-    known = model.model_fields.get("format")
+    field = model.model_fields.get("format")
+    known = get_args(field.annotation) if field is not None else ()
     try:
         value = json.loads(data)
     except (ValueError, RecursionError):
         return
     format = value.get("format") if isinstance(value, dict) else None
-    if known is not None and isinstance(format, str) and format.startswith("aenv.") and format != known.default:
+    if known and isinstance(format, str) and format.startswith("aenv.") and format not in known:
         raise Unsupported(
-            f"{what} has the format {format[:80]!r}; this aenv knows {known.default!r}",
+            f"{what} has the format {format[:80]!r}; this aenv knows {', '.join(map(repr, known))}",
             fix="use the version of aenv that wrote it, or a newer one",
         )
 

@@ -14,9 +14,11 @@ from contextlib import asynccontextmanager, suppress
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import Machine
 from aenv_run.errors import AenvError, NotFound
+from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
 from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.sandbox_files import adopt, child_record, commit, in_thread, to_the_end
+from aenv_run.sandbox_hooks import Start
 from aenv_run.sandbox_machine import SandboxMachine
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Chosen, Tools
@@ -65,7 +67,8 @@ class HostedSandbox:
         """From STARTING to RUNNING. On failure nothing of it is left; the caller forgets it."""
         try:
             async with self._tracked():
-                chosen = await self._held.bring_up(self.record, cold=cold)
+                start: Start = "launch" if self.record.parent is None else "fork"
+                chosen = await self._held.bring_up(self.record, start, cold=cold)
                 restored = self.record.memory is not None and not cold
                 await self._settle_running(chosen, origin="restored" if restored else "booted")
         except BaseException:
@@ -99,9 +102,10 @@ class HostedSandbox:
         """Back from its files, on a new machine."""
         async with self._operation(Operation.RESUME):
             try:
-                chosen = await self._held.bring_up(self.record, cold=cold)
+                chosen = await self._held.bring_up(self.record, "resume", cold=cold)
                 origin = "booted" if cold else "restored"
-                await self._settle_running(chosen, origin=origin, expires_at_s=expires_at_s)
+                hooks = None if cold else self.record.hooks  # what they were for is gone
+                await self._settle_running(chosen, origin=origin, expires_at_s=expires_at_s, hooks=hooks)
             except BaseException:
                 await to_the_end(self._release())
                 raise
@@ -123,13 +127,15 @@ class HostedSandbox:
             finally:
                 await asyncio.to_thread(capture.discard)
 
-    async def snapshot(self, *, memory: bool, labels: dict[str, str]) -> tuple[Snapshot, float]:
+    async def snapshot(
+        self, *, memory: bool, labels: dict[str, str], hooks: Hooks | None
+    ) -> tuple[Snapshot, float]:
         """Commit the present state; the snapshot and for how long (ms) the sandbox stood still."""
         async with self._operation(Operation.SNAPSHOT):
             capture = await self._held.capture(self.record, keep_running=True, memory=memory)
             try:
                 snapshot = await in_thread(
-                    commit, self._tools.repository, self.record, self.directory, capture, labels
+                    commit, self._tools.repository, self.record, self.directory, capture, labels, hooks
                 )
             finally:
                 await asyncio.to_thread(capture.discard)
@@ -334,7 +340,8 @@ class HostedSandbox:
             raise
         self.record = record
 
-    async def _settle_running(self, chosen: Chosen, *, origin: str, expires_at_s: float | None = None) -> None:
+    async def _settle_running(self, chosen: Chosen, *, origin: str, **more: object) -> None:
+        """It runs: so it is written down, with ``more`` of the record."""
         machine, _ = self._held.live(self.record)
         address = Address(host=machine.endpoint.host, port=machine.endpoint.port)
         await self._held.network.publish(self.record.publish, address.host)
@@ -348,9 +355,7 @@ class HostedSandbox:
             "reason": "",
             **self._start_clock(),
         }
-        if expires_at_s is not None:
-            update["expires_at_s"] = expires_at_s
-        await self._update(update)
+        await self._update(update, **more)
         self._watch(machine)
 
     async def _child(self, child: SandboxId, capture: Capture, expires_at_s: float | None) -> HostedSandbox:

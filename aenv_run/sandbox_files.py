@@ -19,6 +19,7 @@ from typing import ParamSpec, TypeVar
 
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
+from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import State
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox_record import Layer, MemoryFiles, Record, SandboxDirectory
@@ -128,7 +129,12 @@ def child_record(parent: Record, child: SandboxId, expires_at_s: float | None) -
 
 
 def commit(
-    repository: Repository, record: Record, directory: SandboxDirectory, capture: Capture, labels: dict[str, str]
+    repository: Repository,
+    record: Record,
+    directory: SandboxDirectory,
+    capture: Capture,
+    labels: dict[str, str],
+    hooks: Hooks | None,
 ) -> Snapshot:
     """Layers that are in no repository yet go in below the capture's own, in order."""
     below = tuple(layer.blob for layer in record.disk if layer.blob is not None)
@@ -141,6 +147,7 @@ def commit(
         architecture=record.architecture,
         machine=record.machine,
         context=record.context,
+        hooks=hooks,
         labels=labels,
         provenance=Provenance(builder="aenv", created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
         disk_below=below,

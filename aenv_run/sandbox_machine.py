@@ -14,6 +14,7 @@ from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSp
 from aenv_run.errors import AenvError, BootFailed, Conflict, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.sandbox_files import in_thread, to_the_end
+from aenv_run.sandbox_hooks import Start, run_hooks
 from aenv_run.sandbox_network import SandboxNetwork
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import COLD_FIX, Chosen, Tools
@@ -48,8 +49,11 @@ class SandboxMachine:
 
     # -- start ---------------------------------------------------------------------------------------------
 
-    async def bring_up(self, record: Record, *, cold: bool) -> Chosen:
-        """A machine from the record's files whose guest has its identity, so that others may call it."""
+    async def bring_up(self, record: Record, start: Start, *, cold: bool) -> Chosen:
+        """A machine from the record's files whose guest has its identity, so that others may call it.
+
+        If it is restored, the hooks have run too.
+        """
         memory = None if cold else record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
         machine = await self._start(record, chosen, cold=cold)
@@ -57,6 +61,8 @@ class SandboxMachine:
         self.machine, self.guest = machine, guest
         try:
             await self._introduce(record, machine, guest, restored=memory is not None)
+            if memory is not None:
+                await run_hooks(record, guest, start)
         except SandboxDead as error:
             console = await machine.console()
             tail = "\n".join(console.splitlines()[-10:])

@@ -18,6 +18,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from aenv_run.drivers.protocol import DriverName, Endpoint
 from aenv_run.errors import AenvError, CorruptData, NotFound
+from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import State
 from aenv_run.network import Answers, NetworkPolicy, SlotId
 from aenv_run.network.forward import PublishedPort
@@ -91,6 +92,7 @@ class Record(Model):
     address: Address | None = None
     disk: tuple[Layer, ...]
     memory: MemoryFiles | None = None
+    hooks: Hooks | None = Field(None, description="for what was in the memory that it was started from")
     serial: int = Field(0, description="number of the next file name; never used twice")
 
     @classmethod

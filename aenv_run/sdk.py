@@ -342,9 +342,14 @@ class Sandbox:
         tags: Sequence[str] = (),
         memory: bool = True,
         labels: dict[str, str] | None = None,
+        on_restore: Sequence[str | Sequence[str]] | None = None,
+        on_fork: Sequence[str | Sequence[str]] | None = None,
     ) -> SnapshotReply:
-        """Commit its present state; with ``name`` as that name's next version."""
-        return _loop.run(self._async.snapshot(name, tags=tags, memory=memory, labels=labels))
+        """Commit its present state; with ``name`` as that name's next version. See ``AsyncSandbox.snapshot``."""
+        work = self._async.snapshot(
+            name, tags=tags, memory=memory, labels=labels, on_restore=on_restore, on_fork=on_fork
+        )
+        return _loop.run(work)
 
     def set_timeout(self, timeout: float) -> None:
         """Let it live ``timeout`` seconds from now."""

@@ -11,6 +11,7 @@ from typing import Literal, Self, TypeVar
 from aenv_run.errors import AenvError, NotFound, SandboxDead, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.guest.connect import SILENT_FIX
+from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State, refusal
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
@@ -180,13 +181,21 @@ class AsyncSandbox:
         tags: Sequence[str] = (),
         memory: bool = True,
         labels: dict[str, str] | None = None,
+        on_restore: Sequence[str | Sequence[str]] | None = None,
+        on_fork: Sequence[str | Sequence[str]] | None = None,
     ) -> SnapshotReply:
-        """Commit its present state; with ``name`` as that name's next version. The sandbox runs on."""
+        """Commit its present state; with ``name`` as that name's next version. The sandbox runs on.
+
+        ``on_restore`` and ``on_fork`` are commands that restored and forked guests run before anybody may use
+        them (text for the shell, or a list of arguments); None keeps the hooks that this sandbox came with.
+        """
         request = SnapshotRequest(
             name=Name(name) if name is not None else None,
             tags=tuple(Tag(tag) for tag in tags),
             memory=memory,
             labels=labels or {},
+            on_restore=None if on_restore is None else tuple(map(Hook.of, on_restore)),
+            on_fork=None if on_fork is None else tuple(map(Hook.of, on_fork)),
         )
         return await self._node.snapshot(self.sandbox_id, request)
 

@@ -6,11 +6,12 @@ The bytes on disk are described in docs/snapshot-format.md.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from aenv_run.digest import canonical_json
+from aenv_run.hooks import Hooks
 from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
 
 #: A root disk that is deeper than this is slow to open (measured: depth 30 halves 4k IOPS against depth 10).
@@ -64,17 +65,44 @@ class Provenance(Model):
 
 
 class Snapshot(Model):
-    """An immutable environment: disk layers (base first, all qcow2), perhaps memory, and how to run in it."""
+    """An immutable environment: disk layers (base first, all qcow2), perhaps memory, and how to run in it.
 
-    format: Literal["aenv.snapshot/1"] = "aenv.snapshot/1"
+    One with hooks is of format 2. Without, its bytes and its id are those of format 1, which knows no hooks.
+    """
+
+    format: Literal["aenv.snapshot/1", "aenv.snapshot/2"] = "aenv.snapshot/1"
     parent: SnapshotId | None = None
     architecture: Architecture
     machine: MachineSpec
     context: Context = Field(default_factory=Context)
     disk: tuple[Blob, ...] = Field(min_length=1, max_length=MAX_DISK_LAYERS)
     memory: MemoryPart | None = None
+    hooks: Hooks | None = Field(None, description="format 2 only: commands for guests restored from the memory")
     labels: dict[str, str] = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _newest_only_where_needed(cls, data: object) -> object:
+        """One that is made here says by its hooks of which format it is."""
+        if isinstance(data, dict) and data.get("hooks") is not None:
+            return {"format": "aenv.snapshot/2", **data}
+        return data
+
+    @model_validator(mode="after")
+    def _hooks_of_its_format(self) -> Self:
+        if (self.hooks is not None) != (self.format == "aenv.snapshot/2"):
+            raise ValueError("format 2 is that of snapshots with hooks, and no other has them")
+        if self.hooks is not None and self.memory is None:
+            raise ValueError("hooks are for what was in memory, and there is none")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_its_format(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = handler(self)
+        if self.hooks is None:
+            fields.pop("hooks", None)
+        return fields
 
     @property
     def id(self) -> SnapshotId:

@@ -45,7 +45,7 @@ def list_entries(name: str | None, as_json: bool) -> None:
     empty = "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
     print_table(["SNAPSHOT", "TAGS", "ID", "AGE", "SIZE", "MEMORY"], rows, empty=empty)
     if any(entry.problem for entry in entries):
-        click.echo("something is damaged; `aenv check` tells more", err=True)
+        click.echo("something cannot be read; `aenv check` tells more", err=True)
 
 
 @catalog.command(epilog="\b\nExample:\n  aenv catalog show swe-task:1")
@@ -71,6 +71,7 @@ def show(reference: str, as_json: bool) -> None:
     click.echo(click.style("\nlineage, newest first", bold=True))
     rows = [[s.id.short, _names_of(s, entries), s.provenance.step or "", _what(s)] for s in lineage]
     print_table(["ID", "NAMES", "STEP", "ADDS"], rows)
+    _print_hooks(lineage[0])
     click.echo(click.style("\ndisk layers, base first", bold=True))
     print_table(["BLOB", "SIZE"], [[blob.digest[:19], size(blob.size_bytes)] for blob in lineage[0].disk])
     _print_memory(lineage[0])
@@ -95,6 +96,16 @@ def _print_facts(snapshot: Snapshot, entries: list[Entry]) -> None:
     ]
     for key, value in rows:
         click.echo(f"{click.style(f'{key:<10}', bold=True)}{printable(str(value))}")
+
+
+def _print_hooks(snapshot: Snapshot) -> None:
+    if snapshot.hooks is None:
+        return
+    click.echo(click.style("\nhooks, in the order in which they run", bold=True))
+    rows = [
+        [kind, hook.user or snapshot.context.user, hook.words] for kind, hook in snapshot.hooks.to_run(forked=True)
+    ]
+    print_table(["WHEN", "USER", "COMMAND"], rows)
 
 
 def _print_memory(snapshot: Snapshot) -> None:

@@ -7,6 +7,7 @@ import click
 from aenv_run.catalog import require_publishable
 from aenv_run.cli.arguments import pairs, run_async, sandbox_argument
 from aenv_run.cli.output import json_option, print_json, spinner
+from aenv_run.hooks import Hook
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import SnapshotRequest
 from aenv_run.types import Name, Tag
@@ -25,6 +26,10 @@ def snapshot() -> None:
 @click.option("--tag", "tags", multiple=True, help="Move this tag to it (needs --name).")
 @click.option("--disk-only", is_flag=True, help="Without memory: it can only be booted.")
 @click.option("--label", "labels", multiple=True, metavar="NAME=VALUE", help="Kept in the snapshot.")
+@click.option(
+    "--on-restore", multiple=True, metavar="COMMAND", help="Run in every guest restored from it. May be repeated."
+)
+@click.option("--on-fork", multiple=True, metavar="COMMAND", help="Run in every child of a fork of those.")
 @json_option
 def create(
     sandbox_id: str,
@@ -32,14 +37,21 @@ def create(
     tags: tuple[str, ...],
     disk_only: bool,
     labels: tuple[str, ...],
+    on_restore: tuple[str, ...],
+    on_fork: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Commit the state of a running sandbox, which runs on. Prints name:version, or the snapshot's id."""
+    """Commit the state of a running sandbox, which runs on. Prints name:version, or the snapshot's id.
+
+    The hooks that the sandbox came with go along; --on-restore and --on-fork replace those of their kind.
+    """
     request = SnapshotRequest(
         name=Name(name) if name is not None else None,
         tags=tuple(Tag(tag) for tag in tags),
         memory=not disk_only,
         labels=pairs(labels, "--label"),
+        on_restore=tuple(map(Hook.of, on_restore)) or None,
+        on_fork=tuple(map(Hook.of, on_fork)) or None,
     )
     if request.name is not None:
         require_publishable(request.name)

@@ -7,10 +7,12 @@ logic is tested in milliseconds. tests/e2e runs the same operations on real mach
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
 import os
 import shutil
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -29,6 +31,7 @@ from aenv_run.drivers.protocol import (
 )
 from aenv_run.errors import BootFailed, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest
+from aenv_run.guest.connect import END_OF_STREAM, envelope
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import Digest, MachineSpec
 
@@ -36,6 +39,16 @@ ZERO = Digest("sha256:" + "0" * 64)
 FACTS = MemoryFacts(
     driver="qemu", vmm_version="1", mode="tcg", cpu="any", kernel_digest=ZERO, envd_digest=ZERO, devices="none"
 )
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A command that the "guest" was told to run: its last word, environment and user, and who it was then."""
+
+    command: str
+    env: dict[str, str]
+    user: str | None
+    hostname: str
 
 
 @dataclass
@@ -51,6 +64,7 @@ class PretendMachine:
     token: str | None = None
     init_count: int = 0
     restored_flag: bool = False
+    ran: list[Ran] = field(default_factory=list)
     running: bool = True
     dead: asyncio.Event = field(default_factory=asyncio.Event)
     reason: str = ""
@@ -136,6 +150,8 @@ class PretendEngine:
         self.boot_gate: asyncio.Event | None = None
         self.fail_launches: set[int] = set()
         self.hold_launches: set[int] = set()  # these never end
+        self.outcomes: dict[str, int | str] = {}  # of commands: their exit code, or an error's code; 0 without one
+        self.command_gate: asyncio.Event | None = None
         self.launches = itertools.count()
         self.incompatible = False
         self.disks: list[tuple[Path, ...]] = []
@@ -211,9 +227,41 @@ class PretendEngine:
             return httpx.Response(204)
         if machine.token is not None and request.headers.get("X-Access-Token") != machine.token:
             return httpx.Response(401, json={"code": 401, "message": "wrong token"})
+        if path == "/process.Process/Start":
+            return await self._run(machine, request)
         if path == "/aenv/detach":
             machine.token = None
         return httpx.Response(204)
+
+    async def _run(self, machine: PretendMachine, request: httpx.Request) -> httpx.Response:
+        config = json.loads(request.content[5:])["process"]
+        command = config["args"][-1]
+        login = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
+        user = login.rstrip(":") or None
+        machine.ran.append(Ran(command, config["envs"], user, machine.memory["hostname"]))
+        if self.command_gate is not None:
+            await self.command_gate.wait()
+        outcome = self.outcomes.get(command, 0)
+        if isinstance(outcome, str):
+            end = {"error": {"code": outcome, "message": f"no: {outcome}"}}
+            return httpx.Response(200, content=_stream(envelope({"event": {"start": {"pid": 7}}}), _last(end)))
+        said = base64.b64encode(f"said by {command}\n".encode()).decode()
+        events: list[dict[str, object]] = [
+            {"start": {"pid": 7}},
+            {"data": {"stderr": said}},
+            {"end": {"exitCode": outcome, "exited": True, "status": f"exit status {outcome}"}},
+        ]
+        envelopes = [envelope({"event": event}) for event in events]
+        return httpx.Response(200, content=_stream(*envelopes, _last({})))
+
+
+async def _stream(*parts: bytes) -> AsyncIterator[bytes]:
+    for part in parts:
+        yield part
+
+
+def _last(message: dict[str, object]) -> bytes:
+    return bytes([END_OF_STREAM]) + envelope(message)[1:]
 
 
 def seed_files(directory: Path, driver: str = "qemu") -> Capture:

@@ -92,6 +92,18 @@ def test_misses_from_the_changed_step_on(folder: Path, change: Callable[[Path], 
     assert changed == order[order.index(first_miss) :]
 
 
+def test_a_changed_hook_is_another_output_of_the_same_state(folder: Path) -> None:
+    plain = keys(plan_of(folder))
+    outputs = []
+    for command in ("reseed", "reseed --hard"):
+        text = f"{RECIPE}outputs: [{{on_restore: ['{command}']}}]\n"
+        (folder / "recipe.yaml").write_text(text)
+        found = keys(plan_of(folder))
+        assert {**found, "output": plain["output"]} == plain
+        outputs.append(found["output"])
+    assert len({plain["output"], *outputs}) == 3
+
+
 def test_misses_on_architecture_and_daemon(folder: Path) -> None:
     first = keys(plan_of(folder))
     other = keys(plan_of(folder, HostFacts(Architecture("arm64"), FACTS.envd_digest)))

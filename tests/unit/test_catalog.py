@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -11,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aenv_run.catalog import Catalog, Reference, tag_key, version_key
+from aenv_run.catalog import Catalog, Reference, VersionRecord, tag_key, version_key
 from aenv_run.check import check
+from aenv_run.digest import canonical_json
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
 from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Snapshot
@@ -210,6 +212,17 @@ def test_one_bad_snapshot_does_not_hide_the_others(catalog: Catalog, make: Calla
     catalog.repository.store.delete(manifest_key(one))
     bad, good = catalog.entries()
     assert bad.problem and one in bad.problem and good.problem is None
+
+
+def test_a_newer_snapshot_does_not_hide_the_others(catalog: Catalog, make: Callable[[int], Snapshot]) -> None:
+    newer = canonical_json(make(1)).replace(b"aenv.snapshot/1", b"aenv.snapshot/9")
+    id = SnapshotId(hashlib.sha256(newer).hexdigest())
+    catalog.repository.store.put_new(manifest_key(id), newer)
+    record = VersionRecord(snapshot_id=id, created_at="2025-01-31T12:00:00Z")
+    catalog.repository.store.put_new(version_key(Name("a"), 1), canonical_json(record))
+    catalog.publish(Name("b"), make(2).id)
+    other, good = catalog.entries()
+    assert "aenv.snapshot/9" in (other.problem or "") and good.problem is None
 
 
 def test_lineage(catalog: Catalog, tmp_path: Path) -> None:
