@@ -69,6 +69,6 @@ async def _run_one(
 
 def _failed(subject: str, how: str, hook: Hook, last: bytearray) -> HookFailed:
     lines = printable_lines(last.decode(errors="replace")).strip().splitlines()[-LAST_LINES:]
-    shown = "".join(f"\n  | {line}" for line in lines) if lines else " (no output)"
+    shown = "its last output:" + "".join(f"\n  | {line}" for line in lines) if lines else "it wrote nothing"
     words = printable(" ".join(hook.words.splitlines()))[:200]
-    return HookFailed(f"{subject} {printable(how)}: {words}; its last output:{shown}", fix=FIX)
+    return HookFailed(f"{subject} {printable(how)}: {words}; {shown}", fix=FIX)
