@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from pathlib import Path
@@ -34,6 +36,8 @@ from aenv_run.types import Name, Tag
 
 T = TypeVar("T")
 DEFAULT_TIMEOUT_S = 300.0
+#: For so long a daemon that is gone is not called silent: the node may not have noticed the machine's end yet.
+NOTICE_S = 2.0
 
 
 class AsyncSandbox:
@@ -286,7 +290,7 @@ class AsyncSandbox:
     async def _explain(self, error: SandboxDead) -> AenvError:
         subject = f"sandbox {self.sandbox_id}"
         try:
-            info = await self.get_info()
+            info = await self._settled_info()
         except NotFound:
             return SandboxDead(f"{subject} is gone: it was killed or its time was over")
         except AenvError:
@@ -297,3 +301,12 @@ class AsyncSandbox:
             f"{subject}: its machine runs, but {error.message}",
             fix=(error.fix or SILENT_FIX).replace("ID", self.sandbox_id),
         )
+
+    async def _settled_info(self) -> SandboxInfo:
+        """What the node knows, which is given a moment: a caller may see the end of a machine before it."""
+        deadline_s = time.monotonic() + NOTICE_S
+        while True:
+            info = await self.get_info()
+            if info.address is None or await self._open().healthy(0.2) or time.monotonic() > deadline_s:
+                return info
+            await asyncio.sleep(0.05)

@@ -33,15 +33,22 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
 @contextmanager
 def tiny_home(directory: Path) -> Iterator[Home]:
     """A home below ``directory`` with the snapshot ``tiny:1``."""
+    with node_home(directory) as found:
+        scratch = found.root / "scratch"
+        scratch.mkdir()
+        asyncio.run(make_tiny(found, scratch))
+        yield found
+
+
+@contextmanager
+def node_home(directory: Path) -> Iterator[Home]:
+    """An empty home below ``directory``; its node and sandboxes end with it."""
     root = Path(tempfile.mkdtemp(prefix="aenv-e2e-", dir=directory))
     found = Home(root)
     before = os.environ.get("AENV_NODE_IDLE_S")
     os.environ["AENV_NODE_IDLE_S"] = "600"
     try:
         without_slots(found)
-        scratch = root / "scratch"
-        scratch.mkdir()
-        asyncio.run(make_tiny(found, scratch))
         yield found
     finally:
         os.environ.pop("AENV_NODE_IDLE_S")

@@ -61,9 +61,9 @@ def _make_tree(root: Path) -> Path:
     return root
 
 
-async def make_tiny(home: Home, scratch: Path) -> Snapshot:
-    """Boot the image once, capture it, publish it as ``tiny:1``."""
-    selected = await select(os.environ.get("AENV_DRIVER", "auto"), home)
+async def make_tiny(home: Home, scratch: Path, *, driver: str | None = None, name: str = "tiny") -> Snapshot:
+    """Boot the image once, capture it, publish it as version 1 of ``name``."""
+    selected = await select(driver or os.environ.get("AENV_DRIVER", "auto"), home)
     image = scratch / "base.qcow2"
     tree = await asyncio.to_thread(_make_tree, scratch / "tree")
     await disk.make_image(tree, MACHINE.disk_mib, image)
@@ -82,6 +82,6 @@ async def make_tiny(home: Home, scratch: Path) -> Snapshot:
     repository = open_repository(str(home.repository), home)
     draft = Draft(architecture=Architecture("amd64"), machine=MACHINE, context=CONTEXT)
     snapshot = await asyncio.to_thread(repository.commit, whole, draft)
-    await asyncio.to_thread(Catalog(repository).publish, Name("tiny"), snapshot.id, [Tag("latest")])
+    await asyncio.to_thread(Catalog(repository).publish, Name(name), snapshot.id, [Tag("latest")])
     shutil.rmtree(scratch)
     return snapshot
