@@ -9,7 +9,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +21,8 @@ from aenv_run.errors import NotFound, SandboxDead, Unsupported
 from aenv_run.node_client import NodeClient
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import NetworkSettings
+from tests.contracts.conftest import DRIVERS
+from tests.contracts.machines import need_runsc
 from tests.contracts.network_world import (
     HOST_PUBLIC,
     METADATA,
@@ -34,8 +36,9 @@ from tests.contracts.network_world import (
     until,
     world,
 )
-from tests.e2e.conftest import ROOT, environment
+from tests.e2e.conftest import ROOT, environment, node_home
 from tests.e2e.test_build import make_base
+from tests.e2e.tiny import make_tiny
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root")
 SERVE = "mkdir -p /srv/www; echo {text} >/srv/www/index.html; busybox httpd -p {port} -h /srv/www"
@@ -49,8 +52,8 @@ class Site:
     world: World
     node: NodeClient
 
-    async def start(self, **settings: object) -> AsyncSandbox:
-        return await AsyncSandbox.create("tiny", home=self.home, **settings)  # type: ignore[arg-type]
+    async def start(self, snapshot: str = "tiny", **settings: object) -> AsyncSandbox:
+        return await AsyncSandbox.create(snapshot, home=self.home, **settings)  # type: ignore[arg-type]
 
     async def kill_node(self) -> None:
         health = await self.node.health()
@@ -125,6 +128,37 @@ async def test_a_sandbox_reaches_the_internet_and_no_neighbour(home: Home) -> No
             (PRIVATE_WEB, 80),
         ):
             assert not await reaches(one, address, port), address
+
+
+@pytest.fixture
+def both_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    """A home with a snapshot of each driver, named as it."""
+    need_runsc()
+    with node_home(tmp_path_factory.getbasetemp()) as found:
+        for driver in DRIVERS:
+            (found.root / driver).mkdir()
+            asyncio.run(make_tiny(found, found.root / driver, driver=driver, name=driver))
+        yield found
+
+
+async def test_engines_of_both_kinds_share_a_home_and_do_not_reach_each_other(both_home: Home) -> None:
+    async with site_of(both_home) as site:
+        both = {driver: await site.start(driver) for driver in DRIVERS}
+        hosts = {}
+        for driver, sandbox in both.items():
+            info = await sandbox.get_info()
+            assert info.driver == driver and info.host_address
+            hosts[driver] = info.host_address
+            await sandbox.commands.run(SERVE.format(text=driver, port=80))
+        for driver, other in (DRIVERS, DRIVERS[::-1]):
+            assert await fetch(*_split(await both[driver].get_host(80))) == driver
+            assert await reaches(both[driver], WEB)
+            assert not await reaches(both[driver], hosts[other])
+        for sandbox in both.values():
+            await sandbox.pause()
+        for sandbox in both.values():
+            await sandbox.resume()
+            assert await reaches(sandbox, WEB)
 
 
 def _split(address: str) -> tuple[str, int]:
