@@ -29,7 +29,7 @@ soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times i
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
 	  AENV_DRIVER=$$driver $(python) -m pytest tests/crash tests/e2e || exit; done; done
 
-bench: setup ## set up, then measure launch, pause, resume and fork beside the bare engine
+bench: setup ## set up, then measure each driver beside its bare engine: launch, pause, fork, reset, close, memory
 	@$(python) -m tests.perf.bench
 
 clean: ## remove all that was built in this checkout (system packages and AENV_HOME stay)
