@@ -1,0 +1,175 @@
+"""A guest with Python in it, and snapshots of it with an interpreter that runs: ``warm`` and ``warm-hooked``.
+
+The interpreter is the host's own, with exactly the modules that the program imports, so that no bootstrap of
+minutes is needed. The program answers each connection with what it sees now.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from aenv_run.config import open_repository
+from aenv_run.drivers.protocol import DriverName
+from aenv_run.paths import Home
+from aenv_run.types import SnapshotId
+from tests.contracts.machines import need_runsc
+from tests.e2e.test_build import make_base
+
+DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
+PORT = 8000
+#: How old the snapshot is when its children are made.
+AGE_S = 120.0
+PROGRAM = f"""\
+import json, os, random, signal, socket, time, uuid
+
+random.seed(7)
+born = uuid.uuid4().hex
+
+
+def reseed(number, frame):
+    random.seed(os.getrandom(32))
+    open("/dev/shm/reseeded", "w").close()
+
+
+def state():
+    return dict(
+        time_s=time.time(),
+        getrandom=os.getrandom(16).hex(),
+        uuid4=str(uuid.uuid4()),
+        boot_id=open("/proc/sys/kernel/random/boot_id").read().strip(),
+        machine_id=open("/etc/machine-id").read().strip(),
+        hostname=socket.gethostname(),
+        random=random.random(),
+        born=born,
+    )
+
+
+signal.signal(signal.SIGUSR1, reseed)
+server = socket.create_server(("127.0.0.1", {PORT}))
+open("/dev/shm/pid", "w").write(str(os.getpid()))
+while True:
+    connection, _ = server.accept()
+    with connection:
+        connection.sendall(json.dumps(state()).encode())
+"""
+#: A signal says nothing when it has been handled, so the hook waits for what the program does then.
+RESEED = "kill -USR1 $(cat /dev/shm/pid); until rm /dev/shm/reseeded 2>/dev/null; do sleep 0.1; done"
+RECIPE = f"""\
+version: 1
+name: warm
+base: {{archive: root.tar}}
+machine: {{memory: 192MiB, disk: 160MiB}}
+steps:
+  - {{id: serve, start: [/bin/python3, -I, -S, /srv/warm.py], ready: {{port: {PORT}}}}}
+outputs:
+  - {{name: warm}}
+  - {{name: warm-hooked, on_restore: ["{RESEED}"]}}
+"""
+ASK = ("/bin/busybox", "nc", "127.0.0.1", str(PORT))
+IMPORTS = re.compile(r"^import (.*)$", re.MULTILINE)
+LISTING = """\
+import json, sys
+files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+print(json.dumps([sys.executable, *(file for file in files if file)]))
+"""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the program saw; ``random`` is the seeded generator's, ``born`` was drawn when it started."""
+
+    time_s: float
+    getrandom: str
+    uuid4: str
+    boot_id: str
+    machine_id: str
+    hostname: str
+    random: float
+    born: str
+
+
+def answer(output: str) -> Answer:
+    """What ``ASK`` printed."""
+    return Answer(**json.loads(output))
+
+
+class Warm:
+    """A home in which ``aenv-build`` makes the snapshots with one driver: begun at once, awaited when needed."""
+
+    def __init__(self, folder: Path, home: Home, driver: DriverName) -> None:
+        self.folder, self.home = folder, home
+        make_base(folder / "root.tar")
+        with tarfile.open(folder / "root.tar", "a") as tar:
+            _add_python(tar)
+        (folder / "recipe.yaml").write_text(RECIPE)
+        command = [
+            sys.executable,
+            "-m",
+            "aenv_build.cli",
+            str(folder / "recipe.yaml"),
+            "--home",
+            str(home.root),
+        ]
+        with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+            self._build = subprocess.Popen([*command, "--driver", driver, "--json"], stdout=out, stderr=err)
+
+    def wait(self) -> None:
+        """Until the snapshots are there and ``AGE_S`` old; most of that has passed while other tests ran."""
+        assert self._build.wait() == 0, (self.folder / "err").read_text()
+        (snapshot_id, *_) = [
+            out["snapshot_id"] for out in json.loads((self.folder / "out").read_text())["outputs"]
+        ]
+        snapshot = open_repository(None, self.home).snapshot(SnapshotId(snapshot_id))
+        taken_s = datetime.fromisoformat(snapshot.provenance.created_at).timestamp()
+        time.sleep(max(0.0, taken_s + AGE_S - time.time()))
+
+    def close(self) -> None:
+        """End the build if it still runs."""
+        self._build.terminate()
+        self._build.wait()
+
+
+def need(driver: DriverName) -> None:
+    """Skip where its guests cannot be had."""
+    if os.geteuid() != 0:
+        pytest.skip("a base with its files' owners can only be unpacked by root")
+    if driver is DriverName.GVISOR:
+        need_runsc()
+
+
+def _add_python(tar: tarfile.TarFile) -> None:
+    """The interpreter, its modules and shared libraries, each where it is on the host."""
+    modules = " ".join(IMPORTS.findall(PROGRAM))
+    listing = subprocess.run(
+        [os.path.realpath(sys.executable), "-I", "-S", "-c", f"import {modules}\n{LISTING}"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    executable, *files = json.loads(listing.stdout)
+    native = [executable, *(file for file in files if ".so" in file)]
+    for path in sorted({executable, *files, *_libraries(native)}):
+        tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
+    link = tarfile.TarInfo("bin/python3")
+    link.type, link.linkname = tarfile.SYMTYPE, executable
+    tar.addfile(link)
+    data = PROGRAM.encode()
+    program = tarfile.TarInfo("srv/warm.py")
+    program.size = len(data)
+    tar.addfile(program, io.BytesIO(data))
+
+
+def _libraries(files: Iterable[str]) -> set[str]:
+    listing = subprocess.run(["ldd", *files], capture_output=True, text=True, check=True).stdout
+    return set(re.findall(r"(/\S+) \(0x", listing))
