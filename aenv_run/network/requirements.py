@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from aenv_run.process import run
 
 CAP_NET_ADMIN, CAP_SYS_ADMIN = 12, 21
 TRY_TIMEOUT_S = 10.0
+UPLINKS = "aenv-u-"
+LEGACY = "filter of iptables-legacy"
+#: Which tables the kernel has for the old program; absent without its module.
+LEGACY_TABLES = Path("/proc/net/ip_tables_names")
 
 
 def missing_privilege() -> str:
@@ -109,19 +114,49 @@ def _resolver_requirement() -> Requirement:
 
 async def _firewall_requirement() -> Requirement:
     """A policy "drop" of somebody else's forward chain drops the sandboxes' packets whatever our table accepts."""
+    name, fix = "forwarding firewall", f'accept there what comes from and goes to interfaces "{UPLINKS}*"'
     try:
         done = await run(("nft", "list", "chains"), timeout_s=TRY_TIMEOUT_S)
+        table = dropping_table(done.stdout.decode(errors="replace"))
+        unseen = "" if table else await _legacy_firewall()
     except AenvError as error:
-        return Requirement("forwarding firewall", False, error.message, "install nftables")
+        return Requirement(name, False, error.message, "install nftables")
+    if table or unseen == LEGACY:
+        return Requirement(name, False, f"table {table or LEGACY} drops forwarded packets by default", fix)
+    return Requirement(name, True, unseen or "no other table drops forwarded packets by default")
+
+
+async def _legacy_firewall() -> str:
+    """``LEGACY`` if its forward policy is "drop", a remark if that cannot be known, else nothing.
+
+    Its tables are not those of nft. The program would make the table that it lists, so it is asked only where
+    there is one already.
+    """
+    try:
+        names = LEGACY_TABLES.read_text().split()
+    except OSError:  # its module is not loaded
+        return ""
+    if "filter" not in names:
+        return ""
+    if shutil.which("iptables-legacy") is None:
+        return "no table of nft drops; there are rules of iptables-legacy too, and no such program to list them"
+    listing = await run(("iptables-legacy", "-S", "FORWARD"), timeout_s=TRY_TIMEOUT_S)
+    return LEGACY if legacy_drops(listing.stdout.decode(errors="replace")) else ""
+
+
+def dropping_table(chains: str) -> str:
+    """Of ``nft list chains``: the table whose forward chain drops by default, such as "ip filter"; or nothing."""
     table = ""
-    for line in done.stdout.decode(errors="replace").splitlines():
+    for line in chains.splitlines():
         if match := re.match(r"table (\S+ \S+) ", line):
             table = match[1]
         if "hook forward" in line and "policy drop" in line:
-            return Requirement(
-                "forwarding firewall",
-                False,
-                f"table {table} drops forwarded packets by default",
-                'accept there what comes from and goes to interfaces "aenv-u-*"',
-            )
-    return Requirement("forwarding firewall", True, "no other table drops forwarded packets by default")
+            return table
+    return ""
+
+
+def legacy_drops(rules: str) -> bool:
+    """Of ``iptables -S FORWARD``: whether it drops by default, and nobody accepts all that is the sandboxes'."""
+    lines = rules.splitlines()
+    accepted = all(f"-A FORWARD {way} {UPLINKS}+ -j ACCEPT" in lines for way in ("-i", "-o"))
+    return "-P FORWARD DROP" in lines and not accepted

@@ -12,6 +12,7 @@ from aenv_run.network import Answers, NetworkPolicy, SlotId
 from aenv_run.network.addressing import UplinkPool, home_tag, network_slot
 from aenv_run.network.answers import MAX_ADDRESSES_PER_NAME, MAX_NAMES, AnswerBook
 from aenv_run.network.host import parse_openings
+from aenv_run.network.requirements import dropping_table, legacy_drops
 from aenv_run.network.rules import MAX_NAME_ADDRESSES, NameAddresses, RouterFacts, open_on_host, router_policy
 from aenv_run.network.state import SlotFiles, SlotRecord
 
@@ -126,6 +127,33 @@ def test_openings_on_the_host() -> None:
         {"concat": ["100.96.0.5", "10.1.1.1"]}]}}]}"""
     assert parse_openings(listed) == [("100.96.0.3", "10.0.0.0/8"), ("100.96.0.5", "10.1.1.1")]
     assert parse_openings(b'{"nftables": [{"set": {"name": "opened"}}]}') == []
+
+
+NFT = """\
+table inet aenv {
+	chain forward {
+		type filter hook forward priority filter + 5; policy accept;
+	}
+}
+table ip filter {
+	chain INPUT {
+		type filter hook input priority filter; policy drop;
+	}
+	chain FORWARD {
+		type filter hook forward priority filter; policy POLICY;
+	}
+}
+"""
+LEGACY = "-P FORWARD DROP\n-A FORWARD -j DOCKER-USER\n-A FORWARD -i docker0 ! -o docker0 -j ACCEPT\n"
+
+
+def test_a_firewall_that_drops_what_it_forwards_is_seen() -> None:
+    assert dropping_table(NFT.replace("POLICY", "drop")) == "ip filter"
+    assert dropping_table(NFT.replace("POLICY", "accept")) == dropping_table("") == ""
+    assert legacy_drops(LEGACY) and not legacy_drops("")
+    assert not legacy_drops(LEGACY.replace("-P FORWARD DROP", "-P FORWARD ACCEPT"))
+    one_way = LEGACY + "-A FORWARD -i aenv-u-+ -j ACCEPT\n"
+    assert legacy_drops(one_way) and not legacy_drops(one_way + "-A FORWARD -o aenv-u-+ -j ACCEPT\n")
 
 
 def test_records(tmp_path: Path) -> None:
