@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
 import pytest_asyncio
 
@@ -30,13 +27,3 @@ async def bench(request: pytest.FixtureRequest, home: Home, tmp_path_factory: py
         need_runsc()
     selected = await select(name, home)
     return await make_bench(selected.driver, home, tmp_path_factory.mktemp(f"machines-{name}"))
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
-    """Where ``mount_small`` may mount; root only."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    path = tmp_path / "small"
-    path.mkdir()
-    return path

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -32,6 +32,7 @@ from aenv_run.guest import Command, Guest
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec
 from tests.contracts.machines import Bench, let_go_on, prepare_capture, processes_in, sh
+from tests.small_file_system import small_file_system
 
 
 async def counter_of(machine: Machine) -> tuple[int, int]:
@@ -273,21 +274,13 @@ async def test_captured_files_are_sealed(bench: Bench) -> None:
     assert bench.seed.facts == await bench.driver.facts(bench.machine)
 
 
-@contextlib.contextmanager
-def full_disk(path: Path, size_bytes: int) -> Iterator[None]:
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size_bytes}", "tmpfs", str(path)], check=True)
-    try:
-        yield
-    finally:
-        subprocess.run(["umount", str(path)], check=True)
-
-
 @pytest.mark.parametrize("room", ["none", "for the base"])
-async def test_a_full_disk_fails_a_capture_and_nothing_else(bench: Bench, small_disk: Path, room: str) -> None:
+async def test_a_full_disk_fails_a_capture_and_nothing_else(bench: Bench, tmp_path: Path, room: str) -> None:
     base = bench.largest_memory_file.stat().st_blocks * 512
     async with bench.child() as machine:
         await sh(machine, "dd if=/dev/urandom of=/dev/shm/x bs=1M count=20; echo 1 >/one")
-        with full_disk(small_disk, 1 << 20 if room == "none" else base + (4 << 20)):
+        size_bytes = 1 << 20 if room == "none" else base + (4 << 20)
+        with small_file_system(tmp_path / "small", size_bytes) as small_disk:
             with pytest.raises(NoSpace, match="runs on"):
                 await machine.capture(small_disk / "capture", memory=True)
             assert list(small_disk.iterdir()) == []

@@ -23,6 +23,7 @@ from aenv_run.store.memory import Crash, Fault, MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId, Tag
 from tests.bytes_half import capture, commit, draft
+from tests.small_file_system import small_file_system
 
 NAME, LATEST, STABLE = Name("task"), Tag("latest"), Tag("stable")
 WHENS = ("before", "half", "after")
@@ -177,19 +178,8 @@ def note(line: str, repository: Repository, published: dict[int, SnapshotId]) ->
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    place = tmp_path / "small"
-    place.mkdir()
-    made = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=2m,mode=700", "aenv-test", place], capture_output=True, text=True
-    )
-    if made.returncode != 0:
-        pytest.skip(f"no mount here: {made.stderr.strip()}")
-    try:
+    with small_file_system(tmp_path / "small", 2 << 20) as place:
         yield place
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 def fill(place: Path) -> Path:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from aenv_run.node_core import Node
 from aenv_run.node_wire import ForkRequest, SnapshotRequest
 from aenv_run.sandbox import HostedSandbox
 from aenv_run.sandbox_record import RECORD_NAME
+from tests.small_file_system import small_file_system
 from tests.unit.node_site import Site, launch, make_site
 
 Operate = Callable[[Node, HostedSandbox], Awaitable[object]]
@@ -28,18 +28,8 @@ Operate = Callable[[Node, HostedSandbox], Awaitable[object]]
 @pytest.fixture
 def small_site(tmp_path: Path) -> Iterator[Site]:
     """A home on a file system of its own with few files."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
-    place = tmp_path / "small"
-    place.mkdir()
-    options = "size=4m,nr_inodes=200,mode=700"
-    made = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "aenv-test", place], capture_output=True)
-    if made.returncode != 0:
-        pytest.skip(f"no mount here: {made.stderr!r}")
-    try:
+    with small_file_system(tmp_path / "small", 4 << 20, files=200) as place:
         yield make_site(place / "home", tmp_path / "seed")
-    finally:
-        subprocess.run(["umount", place], check=True)
 
 
 def leave_room_for(place: Path, files: int) -> Path:
