@@ -96,7 +96,7 @@ def holds_directory(archive: Path) -> bool:
 def strip_top(archive: Path, target: Path, limit: Limit, *, name: str) -> None:
     """A sandbox's tar of one path as ``write_tar`` makes it: a directory's content, or a file as ``name``.
 
-    The archive is untrusted: ``ProtocolError``, ``LimitReached``. It is only rewritten here; the receiving
+    The archive is untrusted: ``ProtocolError``, ``TooLarge``. It is only rewritten here; the receiving
     sandbox extracts it.
     """
     top = ""

@@ -161,6 +161,12 @@ class LimitReached(AenvError):
     code, exit_code, http_status, retryable = "limit_reached", 75, 429, True
 
 
+class TooLarge(AenvError):
+    """What was sent or asked for is over a fixed limit of size or number; the message names it."""
+
+    code, exit_code, http_status = "too_large", 65, 413
+
+
 class NodeUnavailable(AenvError):
     """The node process could not be started or reached."""
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, NoReturn
 
-from aenv_run.errors import LimitReached, ProtocolError, from_os
+from aenv_run.errors import ProtocolError, TooLarge, from_os
 
 MAX_ENTRIES = 1_000_000
 #: A deeper tree could not be removed by ordinary means (and a path has at most 4096 bytes).
@@ -52,10 +52,10 @@ class Limit:
     taken: int = field(default=0, init=False)
 
     def take(self, count: int) -> None:
-        """``LimitReached`` when it is too much."""
+        """``TooLarge`` when it is too much."""
         self.taken += count
         if self.taken > self.max_bytes:
-            raise LimitReached(f"more than {self.what} ({self.max_bytes} bytes) was sent", fix=self.fix)
+            raise TooLarge(f"more than {self.what} ({self.max_bytes} bytes) was sent", fix=self.fix)
 
     def of_stream(self) -> Limit:
         """The limit of a tar stream whose files are within this one."""

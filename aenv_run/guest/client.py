@@ -17,10 +17,10 @@ from aenv_run.errors import (
     AenvError,
     CommandTimeout,
     Conflict,
-    LimitReached,
     NotFound,
     ProtocolError,
     SandboxDead,
+    TooLarge,
     Unauthenticated,
 )
 from aenv_run.guest.connect import envelope, parse, raise_for_error, transport_faults
@@ -138,7 +138,7 @@ class Guest(Wire):
     ) -> CommandResult:
         """Run to the end. The exit code is a result; at ``timeout_s`` the whole process group is killed.
 
-        ``CommandTimeout`` at the limit, ``LimitReached`` when the output exceeds ``limit_bytes`` (the command
+        ``CommandTimeout`` at the limit, ``TooLarge`` when the output exceeds ``limit_bytes`` (the command
         is killed), ``SandboxDead`` when the machine goes away. With a sink, output is not kept.
         """
         kept: dict[str, list[bytes]] = {"stdout": [], "stderr": [], "pty": []}
@@ -159,7 +159,7 @@ class Guest(Wire):
                     size += len(event.data)
                     if size > limit_bytes:
                         await process.kill()
-                        raise LimitReached(f"{command.argv[0]} wrote more than {limit_bytes} bytes; it was killed")
+                        raise TooLarge(f"{command.argv[0]} wrote more than {limit_bytes} bytes; it was killed")
                     kept[event.stream].append(event.data)
             finally:
                 if feeder is not None:
@@ -207,13 +207,13 @@ class Guest(Wire):
     # -- files ---------------------------------------------------------------------------------------------
 
     async def read_file(self, path: str, *, user: str | None = None, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
-        """The content of a file; ``LimitReached`` if it is longer than ``limit_bytes``."""
+        """The content of a file; ``TooLarge`` if it is longer than ``limit_bytes``."""
         parts: list[bytes] = []
         size = 0
         async for chunk in self.iter_file(path, user=user):
             size += len(chunk)
             if size > limit_bytes:
-                raise LimitReached(f"{path} is larger than {limit_bytes} bytes")
+                raise TooLarge(f"{path} is larger than {limit_bytes} bytes")
             parts.append(chunk)
         return b"".join(parts)
 

@@ -26,6 +26,7 @@ from aenv_run.errors import (
     NotFound,
     ProtocolError,
     SandboxDead,
+    TooLarge,
     Unauthenticated,
     Unsupported,
 )
@@ -50,10 +51,12 @@ _BY_CODE: dict[str, type[AenvError]] = {
     "resource_exhausted": LimitReached,
     "unavailable": SandboxDead,
 }
-#: The daemon's extension of an error: why an argument is invalid.
+#: The daemon's extension of an error: of what kind it is.
 _BY_REASON: dict[str, type[AenvError]] = {
     "command_not_found": CommandNotFound,
     "command_not_executable": CommandNotExecutable,
+    "too_large": TooLarge,
+    "no_space": NoSpace,
 }
 SILENT_FIX = "wait, in case it is only busy; else remove it: `aenv rm ID`"
 _BY_STATUS: dict[int, type[AenvError]] = {

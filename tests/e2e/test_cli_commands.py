@@ -81,13 +81,13 @@ def test_cp_out_is_bounded_clean_and_says_what_is_in_the_way(aenv: Aenv, started
         "mkdir /srv/d; dd if=/dev/zero of=/srv/d/big bs=1M count=3; ln -s /etc \"/srv/d/$(printf 'x\\033[31my')\""
     )
     aenv("exec", started, "--", "sh", "-c", script)
-    over = aenv("cp", "--max-size", "1MiB", f"{started}:/srv/d", str(tmp_path / "d"), code=75)
+    over = aenv("cp", "--max-size", "1MiB", f"{started}:/srv/d", str(tmp_path / "d"), code=65)
     assert "--max-size" in over.stderr and not list(tmp_path.iterdir())
     done = aenv("cp", "--max-size", "4MiB", f"{started}:/srv/d", str(tmp_path / "d"))
     assert "left out: d/x�[31my" in done.stderr and (tmp_path / "d/big").stat().st_size == 3 << 20
     # A hole is as large as it says: one file must not fill this host's disk.
     aenv("exec", started, "--", "dd", "if=/dev/null", "of=/srv/hole", "bs=1M", "seek=500")
-    hole = aenv("cp", f"{started}:/srv/hole", str(tmp_path), code=75)
+    hole = aenv("cp", f"{started}:/srv/hole", str(tmp_path), code=65)
     assert "the size of the sandbox's disk" in hole.stderr and not (tmp_path / "hole").exists()
     (tmp_path / "file").write_text("mine")
     refused = aenv("cp", f"{started}:/srv/d", str(tmp_path / "file"), code=65)

@@ -18,7 +18,7 @@ from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, make_plan
 from aenv_build.schedule import make_schedule
 from aenv_build.steps import Tail, advice, listens
-from aenv_run.errors import Conflict, InvalidInput, LimitReached, ProtocolError
+from aenv_run.errors import Conflict, InvalidInput, ProtocolError, TooLarge
 from aenv_run.types import Architecture, Digest, MachineSpec, StageKey
 from aenv_run.untar import Limit
 
@@ -89,7 +89,7 @@ def test_a_sandboxes_tar_is_bounded_and_its_tricks_are_errors_of_ours(tmp_path: 
             member = tarfile.TarInfo(name)
             member.size = 600
             tar.addfile(member, io.BytesIO(bytes(600)))
-    with pytest.raises(LimitReached, match="the disk"):
+    with pytest.raises(TooLarge, match="the disk"):
         strip_top(tmp_path / "in.tar", tmp_path / "out.tar", Limit(1000, "the disk"), name="new")
     (tmp_path / "in.tar").write_bytes(b"junk" * 256)
     with pytest.raises(ProtocolError):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_run.errors import LimitReached, NoSpace, ProtocolError, from_os
+from aenv_run.errors import NoSpace, ProtocolError, TooLarge, from_os
 from aenv_run.untar import MAX_DEPTH, Limit
 from aenv_run.untar import extract as extract_within
 
@@ -112,7 +112,7 @@ def test_the_same_name_twice_is_refused(tmp_path: Path) -> None:
 def test_more_than_the_limit_is_refused_and_what_fits_is_not(tmp_path: Path) -> None:
     made = archive(tmp_path / "a.tar", (entry("t/a"), b"x" * 700), (entry("t/b"), b"x" * 300))
     assert extract(made, tmp_path / "fits", 1000) == []
-    with pytest.raises(LimitReached, match=r"--max-size \(999 bytes\)"):
+    with pytest.raises(TooLarge, match=r"--max-size \(999 bytes\)"):
         extract(made, tmp_path / "over", 999)
     assert not (tmp_path / "over/t/b").exists()
 

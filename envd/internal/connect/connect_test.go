@@ -45,6 +45,19 @@ func TestEnvelopeRefusesWhatItMust(t *testing.T) {
 		if err == nil || AsError(err).Code != c.code {
 			t.Errorf("%s: %v, want code %s", name, err, c.code)
 		}
+		if tooLarge := AsError(err).Reason == TooLarge; tooLarge != (c.code == ResourceExhausted) {
+			t.Errorf("%s: the reason is %q", name, AsError(err).Reason)
+		}
+	}
+}
+
+func TestAFullDiskHasItsReason(t *testing.T) {
+	for err, reason := range map[error]string{
+		syscall.ENOSPC: NoSpace, fmt.Errorf("x: %w", syscall.EDQUOT): NoSpace, syscall.ENOMEM: "", syscall.EAGAIN: "",
+	} {
+		if e := AsError(err); e.Reason != reason {
+			t.Errorf("%v: the reason is %q, want %q", err, e.Reason, reason)
+		}
 	}
 }
 

@@ -31,7 +31,7 @@ func ReadEnvelope(r io.Reader) ([]byte, error) {
 	}
 	size := binary.BigEndian.Uint32(head[1:])
 	if size > MaxEnvelope {
-		return nil, Errorf(ResourceExhausted, "message of %d bytes is over the limit of %d", size, MaxEnvelope)
+		return nil, TooLargef("message of %d bytes is over the limit of %d", size, MaxEnvelope)
 	}
 	body, err := io.ReadAll(io.LimitReader(r, int64(size)))
 	if err != nil {

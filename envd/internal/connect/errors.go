@@ -66,7 +66,7 @@ func (c Code) HTTPStatus() int {
 type Error struct {
 	Code    Code   `json:"code"`
 	Message string `json:"message"`
-	// Reason is our extension: what kind of invalid argument it was.
+	// Reason is our extension: what a code alone does not tell.
 	Reason string `json:"reason,omitempty"`
 }
 
@@ -77,6 +77,20 @@ const (
 	CommandNotFound      = "command_not_found"
 	CommandNotExecutable = "command_not_executable"
 )
+
+// What a caller can do about an exhausted resource: send or ask for less, or
+// free some space. Without a reason the same call may succeed later.
+const (
+	TooLarge = "too_large"
+	NoSpace  = "no_space"
+)
+
+// TooLargef is a request or an answer over a fixed limit.
+func TooLargef(format string, args ...any) *Error {
+	e := Errorf(ResourceExhausted, format, args...)
+	e.Reason = TooLarge
+	return e
+}
 
 // Because is an invalid argument with its reason.
 func Because(reason, format string, args ...any) *Error {
@@ -97,7 +111,11 @@ func AsError(err error) *Error {
 	if errors.As(err, &known) {
 		return known
 	}
-	return &Error{Code: codeOf(err), Message: err.Error()}
+	e := &Error{Code: codeOf(err), Message: err.Error()}
+	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
+		e.Reason = NoSpace
+	}
+	return e
 }
 
 func codeOf(err error) Code {

@@ -52,7 +52,7 @@ func readBounded(r io.Reader, limit int64) ([]byte, error) {
 		return nil, Errorf(InvalidArgument, "cannot read the request: %v", err)
 	}
 	if int64(len(body)) > limit {
-		return nil, Errorf(ResourceExhausted, "the request is over the limit of %d bytes", limit)
+		return nil, TooLargef("the request is over the limit of %d bytes", limit)
 	}
 	return body, nil
 }
@@ -165,7 +165,7 @@ func readOne(body io.Reader, codec Codec, req any) error {
 		return err
 	}
 	if n, _ := io.CopyN(io.Discard, body, MaxEnvelope); n == MaxEnvelope {
-		return Errorf(ResourceExhausted, "the request goes on after its message")
+		return TooLargef("the request goes on after its message")
 	}
 	return codec.Unmarshal(payload, req)
 }

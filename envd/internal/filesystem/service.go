@@ -216,7 +216,7 @@ func (l *lister) walk(dir string, depth int) error {
 	sort.Strings(children)
 	for _, name := range children {
 		if len(l.entries) >= maxEntries {
-			return connect.Errorf(connect.ResourceExhausted, "more than %d entries: list with a smaller depth", maxEntries)
+			return connect.TooLargef("more than %d entries: list with a smaller depth", maxEntries)
 		}
 		path := filepath.Join(dir, name)
 		info, err := os.Lstat(path)
