@@ -24,7 +24,7 @@ from aenv_build.plan import Plan, check_graph, machine_of, make_plan
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.wording import base_words, size, step_words
 from aenv_run.catalog import Catalog
-from aenv_run.config import open_repository
+from aenv_run.config import cache_limit_bytes, open_repository
 from aenv_run.drivers.select import Selected, select
 from aenv_run.errors import AenvError, Interrupted, InvalidInput, Unsupported, from_os
 from aenv_run.paths import Home
@@ -172,6 +172,7 @@ async def _main(options: Options) -> None:
             why_driver=selected.why,
             fresh=options.no_cache,
             keep=options.keep,
+            cache_limit_bytes=cache_limit_bytes(),
             **({"parallel": options.jobs} if options.jobs else {}),
         )
         result = await build(plan, workshop)

@@ -26,6 +26,7 @@ from aenv_build.staging_network import StagingNetwork
 from aenv_build.steps import perform
 from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
+from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver
 from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
@@ -49,6 +50,7 @@ class Workshop:
     fresh: bool = False
     keep: bool = False
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
+    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
 
 
 @dataclass(frozen=True)
@@ -198,6 +200,7 @@ class _Run:
         for machine in self._machines:
             await machine.close()
         await to_the_end(self._network.close())
+        await in_thread(trim, self._shop.home.cache, self._shop.cache_limit_bytes)
         done = {step for step in self._snapshots if step is not None}
         await in_thread(self._notes.write, self._plan, done | ({BASE} if None in self._snapshots else set()))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
@@ -12,6 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from aenv_run.cache_limit import in_use
 from aenv_run.errors import Conflict, CorruptData, StoreUnavailable
 from aenv_run.repository import RESTORE_FIX, Repository
 from aenv_run.snapshot import Blob
@@ -51,31 +53,46 @@ class BlobCache:
         with self._errors(f"fetching blob {blob.digest} into the cache"):
             for _ in range(_ROUNDS):
                 try:
-                    found = path.stat(follow_symlinks=False)
+                    if self._is_used(blob, path):
+                        return path
                 except FileNotFoundError:
                     if self._fetch(blob, path):
                         return path
                     continue  # another process was faster: look at what it made
-                if stat.S_ISREG(found.st_mode) and self._is_marked(blob, found):
-                    return path
                 if self._verify_present(blob, path):
                     return path
         raise StoreUnavailable(f"blob {blob.digest} does not stay in the cache {self.root}", fix="try again")
 
     def link(self, blob: Blob, target: Path) -> None:
         """The verified file under another name, by hard link, or as a copy where that is not possible."""
-        source = self.path(blob)
-        with self._errors(f"linking blob {blob.digest} to {target}"):
-            try:
-                os.link(source, target, follow_symlinks=False)
-            except FileExistsError:
-                raise Conflict(f"{target} exists already") from None
-            except OSError as error:
-                if error.errno not in _CANNOT_LINK:
-                    raise
-                _copy_new(source, target)
+        for _ in range(_ROUNDS):
+            source = self.path(blob)
+            with self._errors(f"linking blob {blob.digest} to {target}"):
+                try:
+                    os.link(source, target, follow_symlinks=False)
+                except FileExistsError:
+                    raise Conflict(f"{target} exists already") from None
+                except FileNotFoundError:
+                    if source.exists() or not target.parent.exists():
+                        raise
+                    continue  # somebody emptied the cache meanwhile
+                except OSError as error:
+                    if error.errno not in _CANNOT_LINK:
+                        raise
+                    _copy_new(source, target)
+                return
+        raise StoreUnavailable(f"blob {blob.digest} does not stay in the cache {self.root}", fix="try again")
 
     # Pieces
+
+    def _is_used(self, blob: Blob, path: Path) -> bool:
+        """Whether it is there and was verified; it then counts as used now (cache_limit.py)."""
+        with in_use(self.root):
+            found = path.stat(follow_symlinks=False)
+            if not (stat.S_ISREG(found.st_mode) and self._is_marked(blob, found)):
+                return False
+            os.utime(self._place("verified", blob))
+            return True
 
     def _fetch(self, blob: Blob, path: Path) -> bool:
         """Bring the blob in; False when ``path`` is taken meanwhile. What is linked was verified before."""
@@ -193,6 +210,7 @@ class BlobCache:
         path = directory / f"{os.getpid()}-{secrets.token_hex(8)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
+            fcntl.flock(fd, fcntl.LOCK_EX)  # so that a trim sees that it is not abandoned
             yield fd, path
         finally:
             os.close(fd)

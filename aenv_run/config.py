@@ -6,12 +6,14 @@ import os
 import re
 from pathlib import Path
 
+from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
 from aenv_run.errors import InvalidInput, Unsupported
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.store.posix import PosixStore
 
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
+CACHE_VARIABLE = "AENV_CACHE_MIB"
 
 
 def repository_directory(url: str | None, home: Home) -> Path:
@@ -22,6 +24,16 @@ def repository_directory(url: str | None, home: Home) -> Path:
 def open_repository(url: str | None, home: Home) -> Repository:
     """The committed repository: ``url`` (a path or ``posix:///path``), $AENV_REPOSITORY, or the home's own."""
     return Repository(PosixStore(repository_directory(url, home)))
+
+
+def cache_limit_bytes() -> int:
+    """What the cache of blobs may keep on disk for itself: $AENV_CACHE_MIB, or 20 GiB."""
+    text = os.environ.get(CACHE_VARIABLE)
+    if not text:
+        return DEFAULT_LIMIT_BYTES
+    if not re.fullmatch(r"[0-9]{1,9}", text):
+        raise InvalidInput(f"{CACHE_VARIABLE} is {text[:40]!r}", fix="write a whole number of MiB, such as 20480")
+    return int(text) << 20
 
 
 def _directory(url: str) -> Path:

@@ -21,7 +21,7 @@ import uvicorn
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.config import open_repository, repository_directory
+from aenv_run.config import cache_limit_bytes, open_repository, repository_directory
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import AenvError
@@ -63,6 +63,7 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
         guests=_guest,
         network=NodeNetwork.of(home, selected.driver, others.values()),
         others=others,
+        cache_limit_bytes=cache_limit_bytes(),
     )
     return tools, selected
 

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from aenv_run.cache_limit import trim
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NoSpace, NotFound
 from aenv_run.lifecycle import LIVE, State
@@ -87,6 +88,7 @@ class Node:
         self._tasks: set[asyncio.Task[None]] = set()  # all that the node does by itself
         self._ending: set[SandboxId] = set()
         self._attempts: dict[SandboxId, _Attempts] = {}
+        self._trim_due, self._trimming = asyncio.Event(), asyncio.Lock()
         self.changed = asyncio.Event()
 
     # -- callers' operations -------------------------------------------------------------------------------
@@ -111,6 +113,7 @@ class Node:
             raise
         sandbox = HostedSandbox(directory, record, self._tools)
         await self._launch(sandbox, cold=request.cold)
+        self._trim_soon()
         return self.info(sandbox)
 
     def infos(self) -> list[SandboxInfo]:
@@ -201,6 +204,7 @@ class Node:
         self._sandboxes.pop(sandbox.id, None)
         self._attempts.pop(sandbox.id, None)
         self.changed.set()
+        self._trim_soon()
 
     async def kill_live(self) -> None:
         """Kill all that have a machine; paused and dead ones stay."""
@@ -224,6 +228,7 @@ class Node:
         found = [SandboxDirectory(path) for path in self._home.sandboxes.iterdir() if path.is_dir()]
         slots = await self._tools.network.start(await asyncio.to_thread(_slots_in_use, found))
         await _all(self._find_again(directory, slots) for directory in found)
+        self._trim_soon()
 
     async def settled(self) -> None:
         """Return when all that the node began by itself has ended."""
@@ -293,6 +298,23 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+    def _trim_soon(self) -> None:
+        """Bring the cache within its bound, off the path; one at a time, and one more for what came meanwhile."""
+        if not self._trim_due.is_set():
+            self._trim_due.set()
+            self._begin(self._trim_cache(), "trim the cache")
+
+    async def _trim_cache(self) -> None:
+        async with self._trimming:
+            self._trim_due.clear()
+            try:
+                done = await in_thread(trim, self._tools.cache.root, self._tools.cache_limit_bytes)
+            except OSError as error:
+                log.error("the cache %s could not be kept within its bound: %s", self._tools.cache.root, error)
+                return
+        if done.removed:
+            log.info("removed %d blobs (%d bytes) from the cache", done.removed, done.freed_bytes)
 
     async def _find_again(self, directory: SandboxDirectory, slots: frozenset[SlotId] | None) -> None:
         try:

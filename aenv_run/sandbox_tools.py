@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_run.cache import BlobCache
+from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver, DriverName, Endpoint
 from aenv_run.errors import DriverUnavailable, RestoreIncompatible
@@ -38,6 +39,7 @@ class Tools:
     guests: Callable[[Endpoint, str | None], Guest]
     network: NodeNetwork = field(default_factory=NodeNetwork.absent)
     others: Mapping[DriverName, Driver] = field(default_factory=dict)
+    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def named(self, name: DriverName) -> Driver:
         """The driver of that name, whether or not it works here."""

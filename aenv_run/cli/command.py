@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
     "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, remove"),
     "check": ("check", "check", "is the repository whole"),
+    "cache": ("cache", "cache", "blobs that are local to this machine: show, prune"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
     "node": ("node", "node", "the node process that keeps the sandboxes"),
     "completion": ("completion", "completion", "print the completion script of a shell"),
