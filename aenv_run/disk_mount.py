@@ -14,7 +14,6 @@ import os
 import socket
 import stat
 import struct
-from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
@@ -167,9 +166,3 @@ def _real_directory(root: int, name: str, mode: int) -> None:
         os.fchmod(made, mode)
     finally:
         os.close(made)
-
-
-def image_file(path: Path) -> None:
-    """The empty file that the export covers."""
-    path.unlink(missing_ok=True)
-    path.touch(0o600)

@@ -17,7 +17,9 @@ from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
 from aenv_run.drivers.gvisor_host import Verdict
 from aenv_run.drivers.gvisor_machine import BRIDGE_HOST, GvisorMachine, Record, end_started
-from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, IMAGE, PLAN, ROOT, Plan
+from aenv_run.drivers.gvisor_plan import Plan
+from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG
+from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, PLAN, ROOT
 from aenv_run.drivers.leftover import end_engines
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_host import host_cpu
@@ -141,7 +143,7 @@ class GvisorDriver:
         groups = gvisor_cgroup.directories(name) if found.cgroups else ()
         self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
         checked = gvisor_checked.is_checked(self._home, layers)
-        plan = _plan(spec, found, layers, groups, restore=restore, check_disk=not checked)
+        plan = _plan(spec, found, groups, restore=restore, check_disk=not checked)
         (directory / PLAN).write_text(json.dumps(asdict(plan)))
         machine = await _launch(spec, self._home, directory, facts, groups)
         if not checked:
@@ -158,22 +160,13 @@ class GvisorDriver:
 def _plan(
     spec: BootSpec,
     found: Verdict,
-    layers: tuple[Path, ...],
     groups: tuple[Path, ...],
     *,
     restore: str,
     check_disk: bool,
 ) -> Plan:
-    storage = ["qemu-storage-daemon"]
-    for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
-        storage += ["--blockdev", json.dumps(node)]
-    export = {
-        "type": "fuse", "id": "disk", "node-name": overlay_name(1), "mountpoint": IMAGE, "writable": True,
-        "growable": False,
-    }  # fmt: skip
     slot = spec.network
     return Plan(
-        storage=[*storage, "--export", json.dumps(export)],
         top=overlay_name(1),
         runsc=gvisor_spec.flags(
             gvisor_host.runsc_path(), found.platform, network=slot is not None, cgroups=found.cgroups
@@ -193,14 +186,27 @@ def _plan(
     )
 
 
+def _storage(layers: tuple[Path, ...]) -> list[str]:
+    """The storage daemon's command line, without its monitor."""
+    argv = ["qemu-storage-daemon"]
+    for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
+        argv += ["--blockdev", json.dumps(node)]
+    export = {
+        "type": "fuse", "id": "disk", "node-name": overlay_name(1), "mountpoint": IMAGE, "writable": True,
+        "growable": False,
+    }  # fmt: skip
+    return [*argv, "--export", json.dumps(export)]
+
+
 async def _launch(
     spec: BootSpec, home: Home, directory: Path, facts: MemoryFacts, groups: tuple[Path, ...]
 ) -> GvisorMachine:
     receive, send = os.pipe()
-    argv = gvisor_host.python("aenv_run.drivers.gvisor_supervisor", "main(sys.argv[1], int(sys.argv[2]))")
+    argv = gvisor_host.python("aenv_run.drivers.gvisor_start", "main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])")
+    layers = tuple(layer.absolute() for layer in spec.disk)
     try:
         child = await process.spawn(
-            [*gvisor_host.namespaces(), *argv, str(directory), str(send)],
+            [*gvisor_host.namespaces(), *argv, str(directory), str(send), *_storage(layers)],
             log=directory / ENGINE_LOG, ephemeral=spec.ephemeral, cwd=directory, pass_fds=(send,),
         )  # fmt: skip
     except BaseException:
@@ -221,7 +227,7 @@ async def _launch(
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
             machine=spec.machine, facts=facts, cgroups=groups,
-            disk=tuple(layer.absolute() for layer in spec.disk),
+            disk=layers,
         )  # fmt: skip
         record.write(directory)
     except BaseException:
@@ -275,7 +281,7 @@ def _clear(directory: Path) -> None:
     record = Record.read(directory)
     if record is not None and process.is_alive(record.pid, record.start_ticks):
         raise Conflict(f"a machine lives in {directory} (process {record.pid})", fix="kill it first")
-    names = ("disk-*.qcow2", "machine.json", PLAN, CONTROL, EXIT, CONSOLE, ENGINE_LOG, "storage.log", IMAGE)
+    names = ("disk-*.qcow2", "machine.json", PLAN, CONTROL, EXIT, CONSOLE, ENGINE_LOG, STORAGE_LOG, IMAGE)
     for pattern in names:
         for path in directory.glob(pattern):
             with contextlib.suppress(FileNotFoundError):

@@ -8,7 +8,6 @@ are left alone. Standard library only.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 
 from aenv_run.drivers.gvisor_children import Children
 
@@ -21,21 +20,19 @@ class GateError(Exception):
     """The gate's rules could not be loaded; the text says why."""
 
 
-@dataclass(frozen=True)
 class Gate:
     """Rules in the slot's router. What is dropped comes again by itself a second later."""
 
-    children: Children
-    router_netns: str
-    guest_address: str
+    def __init__(self, children: Children, router_netns: str, guest_address: str) -> None:
+        self._children, self._router_netns, self._guest_address = children, router_netns, guest_address
 
     @property
     def _table(self) -> str:
-        return f"inet aenv_gate_{self.guest_address.replace('.', '_')}"
+        return f"inet aenv_gate_{self._guest_address.replace('.', '_')}"
 
     def close(self) -> None:
         """No new connection gets in. Idempotent."""
-        drop = f"ip daddr {self.guest_address} tcp flags & (syn | ack) == syn drop"
+        drop = f"ip daddr {self._guest_address} tcp flags & (syn | ack) == syn drop"
         chains = "".join(
             f"chain {hook} {{ type filter hook {hook} priority -10; {drop}; }}\n" for hook in ("forward", "output")
         )
@@ -47,7 +44,7 @@ class Gate:
         self._load(f"table {self._table}\ndelete table {self._table}\n")
 
     def _load(self, rules: str) -> None:
-        argv = ["nsenter", f"--net={self.router_netns}", "nft", "-f", "-"]
-        code, said = self.children.run(argv, timeout_s=NFT_TIMEOUT_S, text=rules)
+        argv = ["nsenter", f"--net={self._router_netns}", "nft", "-f", "-"]
+        code, said = self._children.run(argv, timeout_s=NFT_TIMEOUT_S, text=rules)
         if code != 0:
             raise GateError(f"connections into the sandbox cannot be held back: {said[-500:]}")

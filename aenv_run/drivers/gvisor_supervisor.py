@@ -1,7 +1,8 @@
 """Process 1 of a sandbox's own pid and mount namespace: its disk, runsc and its ways in. Killing it ends all.
 
-The driver writes ``plan.json`` and starts this; one line of JSON on an inherited descriptor tells how it went.
-After that it answers requests, one line of JSON each way, on ``control.sock``. Standard library only.
+The driver writes ``plan.json`` and starts ``gvisor_start``, which starts the storage daemon and this. One line
+of JSON on an inherited descriptor tells how it went; then it answers requests on ``control.sock``, a line of JSON
+each way. Standard library only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import os
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_run import disk_mount
@@ -21,9 +21,14 @@ from aenv_run.drivers import gvisor_sentry
 from aenv_run.drivers.gvisor_children import Children
 from aenv_run.drivers.gvisor_forward import Forwarder
 from aenv_run.drivers.gvisor_gate import Gate, GateError
+from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG, Storage
+
+TYPE_CHECKING = False  # see aenv_run/__init__.py
+if TYPE_CHECKING:
+    from aenv_run.drivers.gvisor_plan import Plan
 
 PLAN, CONTROL, EXIT, CONSOLE = "plan.json", "control.sock", "exit.json", "console.log"
-IMAGE, ROOT, BUNDLE, PID_FILE = "disk.raw", "root", "bundle", "sentry.pid"
+ROOT, BUNDLE, PID_FILE = "root", "bundle", "sentry.pid"
 #: A place for runsc's own state that every proc has, that nobody uses and that goes away with the namespace.
 STATE = "/proc/driver"
 NET_SYSCTL = "/proc/sys/net"
@@ -36,25 +41,11 @@ START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 10.0
 Json = dict[str, JsonValue]
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What the driver wants started. ``storage`` lacks the monitor, which is added here."""
+class _Fields:
+    """A ``Plan`` as it was written: dataclasses take 10 ms to load."""
 
-    storage: list[str]
-    top: str
-    runsc: list[str]
-    restore: str = ""
-    check_disk: bool = False
-    hide_net_sysctl: bool = False
-    netns: str = ""
-    router_netns: str = ""
-    guest_address: str = ""
-    addresses: str = ""
-    bridge: list[str] = field(default_factory=list)
-    deleted: list[str] = field(default_factory=list)
-    keep: str = ""
-    out_of_memory_file: str = ""
-    process_limit_file: str = ""
+    def __init__(self, fields: dict[str, object]) -> None:
+        self.__dict__.update(fields)
 
 
 class Failure(Exception):
@@ -68,8 +59,8 @@ class Failure(Exception):
 class Supervisor:
     """One machine. Requests are served one at a time; ``ended`` is set when the machine is over."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, plan: Plan, started: Storage) -> None:
+        self._plan, self._started = plan, started
         self._children = Children()
         self._storage: disk_mount.StorageDaemon | None = None
         self._forwarder: Forwarder | None = None
@@ -85,12 +76,12 @@ class Supervisor:
     def start(self) -> Json:
         """Bring the machine up; what the driver must know of it."""
         self._mounts()
-        storage = self._open_storage()
+        self._open_disk()
         # The storage daemon stays behind in a namespace without the mount of what it serves. Killed as its last
         # process it would unmount that file system, and wait for ever for itself to write it (measured).
         disk_mount.unshare_mounts()
         self._children.start_reaping()
-        self._children.adopt(storage, self._storage_ended)
+        self._children.adopt(self._started.pid, self._storage_ended)
         self._mount_disk()
         if self._plan.netns:
             self._put_addresses()
@@ -113,26 +104,13 @@ class Supervisor:
             # runsc takes this directory's existence as a sign of the host's own network namespace and refuses.
             disk_mount.mount("tmpfs", NET_SYSCTL, "tmpfs", disk_mount.MS_RDONLY, "size=4k")
 
-    def _open_storage(self) -> int:
-        """Start the storage daemon and return, with its pid, when its export is there."""
-        ours, theirs = socket.socketpair()
-        log = _append("storage.log")
-        empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            theirs.set_inheritable(True)
-            disk_mount.image_file(Path(IMAGE))
-            monitor = ["--chardev", f"socket,id=qmp,fd={theirs.fileno()}", "--monitor", "chardev=qmp"]
-            pid = self._children.spawn([*self._plan.storage, *monitor], stdin=empty, stdout=log, stderr=log)
-        finally:
-            theirs.close()
-            os.close(log)
-            os.close(empty)
-        self._storage = disk_mount.StorageDaemon(ours)
+    def _open_disk(self) -> None:
+        """Return when the storage daemon's export is there."""
+        self._storage = disk_mount.StorageDaemon(socket.socket(fileno=self._started.monitor))
         try:
             self._storage.greet(START_S)
         except DiskError as error:
-            raise Failure(f"{error}: {_tail('storage.log')}") from error
-        return pid
+            raise Failure(f"{error}: {_tail(STORAGE_LOG)}") from error
 
     def _mount_disk(self) -> None:
         if self._plan.check_disk:
@@ -181,7 +159,7 @@ class Supervisor:
     # -- end -----------------------------------------------------------------------------------------------
 
     def _storage_ended(self, code: int) -> None:
-        self._over(f"its disk service ended (code {code}): {_tail('storage.log')}")
+        self._over(f"its disk service ended (code {code}): {_tail(STORAGE_LOG)}")
 
     def _sentry_ended(self, code: int) -> None:
         if code != 0 and _count(self._plan.out_of_memory_file, "oom_kill") > 0:
@@ -365,14 +343,13 @@ def _head(name: str) -> str:
     return said.partition("\ngoroutine ")[0].strip()[:2000] or "it said nothing"
 
 
-def main(directory: str, answer_to: int) -> None:
-    """Run the machine that ``plan.json`` in ``directory`` describes until it is over."""
-    os.chdir(directory)
-    os.set_inheritable(answer_to, False)
+def run(answer_to: int, storage: Storage) -> None:
+    """Run the machine that ``plan.json`` describes until it is over; its storage daemon was started already."""
     answer: Json
     supervisor: Supervisor | None = None
     try:
-        supervisor = Supervisor(Plan(**json.loads(Path(PLAN).read_bytes())))
+        plan: Plan = json.loads(Path(PLAN).read_bytes(), object_hook=_Fields)
+        supervisor = Supervisor(plan, storage)
         answer = supervisor.start()
     except Failure as error:
         answer = {"error": str(error), "kind": error.kind}

@@ -1,0 +1,25 @@
+"""What a sandbox's supervisor is told to start. The driver writes it as JSON, the supervisor only reads it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the driver wants started, beside the storage daemon."""
+
+    top: str
+    runsc: list[str]
+    restore: str = ""
+    check_disk: bool = False
+    hide_net_sysctl: bool = False
+    netns: str = ""
+    router_netns: str = ""
+    guest_address: str = ""
+    addresses: str = ""
+    bridge: list[str] = field(default_factory=list)
+    deleted: list[str] = field(default_factory=list)
+    keep: str = ""
+    out_of_memory_file: str = ""
+    process_limit_file: str = ""
