@@ -177,6 +177,8 @@ def _plan(
         netns=str(slot.guest_netns) if slot else "",
         router_netns=str(slot.router_netns) if slot else "",
         guest_address=slot.guest_address.partition("/")[0] if slot else "",
+        device=slot.device if slot else "",
+        gateway=slot.gateway if slot else "",
         addresses=gvisor_spec.addresses(slot) if slot else "",
         bridge=[] if slot else [gvisor_spec.DAEMON, "bridge", "--port", str(gvisor_spec.DAEMON_PORT)],
         deleted=[gvisor_spec.DAEMON, "deleted"],

@@ -8,6 +8,7 @@ import json
 import os
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,9 +16,11 @@ from pydantic import BaseModel
 
 from aenv_run.disk_mount import JsonValue
 from aenv_run.drivers.gvisor_supervisor import CONTROL
+from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import AenvError, Conflict, CorruptData, SandboxDead
 
 MAX_ANSWER_BYTES = 1 << 20
+FIRST_ATTEMPT_S, LAST_ATTEMPT_S, RETRY_S = 0.05, 5.0, 0.002
 Json = dict[str, JsonValue]
 
 
@@ -98,6 +101,33 @@ async def request(directory: Path, message: Json, *, timeout_s: float, descripto
     if "error" in answer:
         raise error_of(answer)
     return answer
+
+
+async def first_reply(endpoint: Endpoint, timeout_s: float, *, patient: bool) -> bool:
+    """Whether the guest's daemon has answered within ``timeout_s``; asked in plain HTTP, again and again.
+
+    A packet that comes before the sandbox reads its interface is lost, and TCP sends the next after 1 s: so the
+    first attempts are short, unless ``patient``: a bridge loses nothing, and each attempt costs a process.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    attempt_s = LAST_ATTEMPT_S if patient else FIRST_ATTEMPT_S
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        with contextlib.suppress(OSError, ValueError, TimeoutError):  # ValueError: an endless line
+            async with asyncio.timeout(min(attempt_s, left_s)):
+                if (await _first_line(endpoint)).startswith(b"HTTP/1.1 2"):
+                    return True
+        await asyncio.sleep(RETRY_S)
+        attempt_s = min(attempt_s * 1.2, LAST_ATTEMPT_S)
+    return False
+
+
+async def _first_line(endpoint: Endpoint) -> bytes:
+    reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+    try:
+        writer.write(b"GET /health HTTP/1.1\r\nHost: sandbox\r\nConnection: close\r\n\r\n")
+        return await reader.readline()
+    finally:
+        writer.close()
 
 
 def peer_pid(directory: Path) -> int:

@@ -8,17 +8,15 @@ import json
 import os
 import select
 import signal
-import time
 from pathlib import Path
 
 from aenv_run.capture import Capture
 from aenv_run.drivers import gvisor_capture, gvisor_cgroup, gvisor_checked
-from aenv_run.drivers.gvisor_control import request
+from aenv_run.drivers.gvisor_control import first_reply, request
 from aenv_run.drivers.gvisor_supervisor import CONSOLE, CONTROL, EXIT
 from aenv_run.drivers.protocol import Endpoint, MachineExit, MachineState
 from aenv_run.drivers.qemu_machine import clean_console, last_lines
 from aenv_run.errors import AenvError, BootFailed, SandboxDead
-from aenv_run.guest import Guest
 from aenv_run.paths import Home
 from aenv_run.process import KILL_WAIT_S, Child, is_alive
 from aenv_run.snapshot import MemoryFacts
@@ -29,7 +27,6 @@ CONSOLE_BYTES = 65536
 CALL_TIMEOUT_S = 70.0
 #: Where the supervisor's forwarder listens.
 BRIDGE_HOST = "127.0.0.1"
-FIRST_ATTEMPT_S, LAST_ATTEMPT_S = 0.05, 1.0
 
 
 class Record(Model):
@@ -207,42 +204,24 @@ class GvisorMachine:
 
     async def wait_ready(self, timeout_s: float, what: str) -> None:
         """Return when the daemon answers; BootFailed as soon as it is clear that it never will."""
-        async with Guest(self.endpoint) as guest:
-            ready = asyncio.create_task(_first_reply(guest, timeout_s))
-            ended = asyncio.create_task(Child(self._record.pid, self._record.start_ticks).wait())
-            try:
-                await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
-                if ended.done():
-                    raise await self._failed(what, self._reason())
-                await ready
-            except BootFailed:
-                raise
-            except AenvError as error:
-                raise await self._failed(what, error.message) from error
-            finally:
-                for task in (ready, ended):
-                    task.cancel()
-                await asyncio.gather(ready, ended, return_exceptions=True)
+        ready = asyncio.create_task(
+            first_reply(self.endpoint, timeout_s, patient=self._record.host == BRIDGE_HOST)
+        )
+        ended = asyncio.create_task(Child(self._record.pid, self._record.start_ticks).wait())
+        try:
+            await asyncio.wait([ready, ended], return_when=asyncio.FIRST_COMPLETED)
+            if ended.done():
+                raise await self._failed(what, self._reason())
+            if not await ready:
+                raise await self._failed(what, f"its daemon did not answer within {timeout_s:g} s")
+        finally:
+            for task in (ready, ended):
+                task.cancel()
+            await asyncio.gather(ready, ended, return_exceptions=True)
 
     async def _failed(self, what: str, reason: str) -> BootFailed:
         tail = last_lines(await self.console()) or "(the console is empty)"
         return BootFailed(f"the machine {what}: {reason}. The end of its console:\n{tail}")
-
-
-async def _first_reply(guest: Guest, timeout_s: float) -> None:
-    """Return when the daemon has answered.
-
-    A first packet that comes before the sandbox reads its interface is lost, and TCP sends the next after 1 s: so
-    the first attempts are short. A bridge loses nothing, and each attempt costs a process.
-    """
-    deadline = time.monotonic() + timeout_s
-    patience_s = FIRST_ATTEMPT_S
-    while guest.endpoint.host != BRIDGE_HOST and patience_s < LAST_ATTEMPT_S and time.monotonic() < deadline:
-        if await guest.healthy(patience_s):
-            return
-        await asyncio.sleep(0.005)
-        patience_s *= 1.2
-    await guest.wait_ready(max(0.1, deadline - time.monotonic()))
 
 
 def _start_ticks(pid: int) -> int | None:

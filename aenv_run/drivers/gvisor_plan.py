@@ -16,7 +16,9 @@ class Plan:
     hide_net_sysctl: bool = False
     netns: str = ""
     router_netns: str = ""
+    device: str = ""
     guest_address: str = ""
+    gateway: str = ""
     addresses: str = ""
     bridge: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)

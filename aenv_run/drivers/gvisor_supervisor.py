@@ -17,7 +17,7 @@ from pathlib import Path
 
 from aenv_run import disk_mount
 from aenv_run.disk_mount import DiskError, JsonValue
-from aenv_run.drivers import gvisor_sentry
+from aenv_run.drivers import gvisor_sentry, gvisor_slot
 from aenv_run.drivers.gvisor_children import Children
 from aenv_run.drivers.gvisor_forward import Forwarder
 from aenv_run.drivers.gvisor_gate import Gate, GateError
@@ -64,7 +64,7 @@ class Supervisor:
         self._children = Children()
         self._storage: disk_mount.StorageDaemon | None = None
         self._forwarder: Forwarder | None = None
-        self._gate = Gate(self._children, plan.router_netns, plan.guest_address) if plan.router_netns else None
+        self._gate = Gate(plan.router_netns, plan.guest_address) if plan.router_netns else None
         self._busy = threading.Lock()
         self._paused = False
         self._top = plan.top
@@ -131,7 +131,11 @@ class Supervisor:
                 )
 
     def _put_addresses(self) -> None:
-        """runsc takes them off the interface at every start; the next start needs them there."""
+        """runsc takes them off the interface at every start; a slot that is new has them."""
+        plan = self._plan
+        wanted = (plan.device, plan.guest_address, plan.gateway)
+        if gvisor_slot.inside(plan.netns, lambda: gvisor_slot.is_configured(*wanted)):
+            return
         argv = ["nsenter", f"--net={self._plan.netns}", "ip", "-force", "-batch", "-"]
         code, said = self._children.run(argv, timeout_s=CALL_S, text=self._plan.addresses)
         if code != 0:
@@ -226,6 +230,7 @@ class Supervisor:
                 self._set_paused(True)
             case "resume":
                 self._set_paused(False)
+                self._let_in()
             case "capture":
                 return {"stopped_ms": self._capture(request)}
             case _:
@@ -270,7 +275,7 @@ class Supervisor:
                 with contextlib.suppress(DiskError):
                     self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
             self._set_paused(was_paused or (done and not request["keep_running"]))
-            if with_memory:
+            if not self._paused:  # else whoever resumes it
                 self._let_in()
         return (time.perf_counter() - started) * 1000
 

@@ -118,6 +118,8 @@ async def _configure_router(shape: Shape) -> None:
             f"addr add {GATEWAY}/24 dev {device}",
             f"addr add {DNS}/32 dev {device}",
             f"link set {device} up",
+            # Known ahead: a question that nobody answers yet is asked again a second later only.
+            f"neigh replace {GUEST_ADDRESS} lladdr {GUEST_MAC} nud permanent dev {device}",
             f"addr add {shape.pool.router_end(shape.slot_id.number)}/31 dev {ROUTER_UPLINK}",
             f"link set {ROUTER_UPLINK} up",
             f"route add default via {shape.pool.host_end(shape.slot_id.number)}",
