@@ -62,8 +62,8 @@ class Bench:
     def _began(self, step: str) -> None:
         self._progress.update(self._task, advance=1, description=f"{self.name}: {step}")
 
-    async def run(self) -> Report:
-        """Measure everything."""
+    async def run(self, only: str) -> Report:
+        """Measure everything, or the steps with a word in their name."""
         busy = [await busy_share()]
         selected = await self._begin()
         tree, snapshot = await self._prepare(selected.driver)
@@ -73,7 +73,7 @@ class Bench:
             self._twin = await self._runsc_twin(tree)
         await asyncio.get_running_loop().run_in_executor(self._twin.pool, self._twin.prepare)
         steps = Steps(self._home, selected.driver, self._twin, self._rounds, self._began)
-        await steps.run()
+        await steps.run(only)
         busy.append(await busy_share())
         facts = {"driver": selected.why, "guest": f"{MACHINE.memory_mib} MiB, {MACHINE.cpus} cpu", **host_facts()}
         return Report(facts, notes_of(self._twin), steps.rows, steps.memory, busy)
@@ -191,7 +191,7 @@ async def usable(wanted: str) -> list[DriverName]:
     return found
 
 
-async def measure(names: list[DriverName], rounds: int) -> list[Report]:
+async def measure(names: list[DriverName], rounds: int, only: str) -> list[Report]:
     """One driver after the other. A cancel ends what runs first."""
     reports = []
     for name in names:
@@ -201,7 +201,7 @@ async def measure(names: list[DriverName], rounds: int) -> list[Report]:
         ):
             bench = Bench(name, rounds, Path(scratch), progress)
             try:
-                reports.append(await bench.run())
+                reports.append(await bench.run(only))
             finally:
                 await to_the_end(bench.close())
         show(reports[-1])
@@ -227,7 +227,7 @@ async def main(options: argparse.Namespace) -> None:
     assert task is not None
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-    reports = await measure(await usable(options.driver), options.rounds)
+    reports = await measure(await usable(options.driver), options.rounds, options.only)
     if options.json:
         write_json(options.json, reports)
 
@@ -238,6 +238,7 @@ if __name__ == "__main__":
         "--driver", choices=("both", *DRIVERS), default="both", help="default: both that work here"
     )
     parser.add_argument("--rounds", type=int, default=10, help="samples of each step (default 10)")
+    parser.add_argument("--only", default="", metavar="WORD", help="the steps with this word in their name")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
     chosen = parser.parse_args()
     if os.geteuid() == 0:

@@ -66,7 +66,8 @@ def show(report: Report) -> None:
     for key, value in report.facts.items():
         console.print(f"{key}: {value}", soft_wrap=True)
     console.print(_times(report.rows))
-    console.print(_memory(report.memory))
+    if report.memory:
+        console.print(_memory(report.memory))
     for mark, text in report.notes.items():
         console.print(f"({mark}) {text}" if len(mark) == 1 else f"{mark}: {text}", soft_wrap=True)
     shares = ", ".join(f"{share:.0%}" for share in report.busy)
