@@ -148,7 +148,7 @@ async def keep_time(node: Node, busy: Callable[[], bool], *, idle_s: float) -> N
         node.changed.clear()
         next_end_s = await node.reap()
         now_s = time.monotonic()
-        if node.counts().live or busy():
+        if node.counts().live or node.pools.any or busy():
             last_use_s = now_s
         elif now_s - last_use_s >= idle_s:
             return

@@ -25,6 +25,10 @@ from aenv_run.node_wire import (
     ForkStart,
     Health,
     NetworkRequest,
+    PoolInfo,
+    PoolList,
+    PoolRequest,
+    ResetRequest,
     ResumeRequest,
     SandboxInfo,
     SandboxList,
@@ -158,6 +162,7 @@ def make_app(service: Service) -> FastAPI:
     _add_node_routes(app, service)
     _add_sandbox_routes(app, service)
     _add_operation_routes(app, service)
+    _add_pool_routes(app, service)
     return app
 
 
@@ -226,6 +231,21 @@ def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
         return await node.set_network(node.find(sandbox_id), body)
 
 
+def _add_pool_routes(app: FastAPI, service: Service) -> None:
+    @app.get("/pools")
+    async def list_pools() -> PoolList:
+        return PoolList(pools=tuple((await service.node()).pools.infos()))
+
+    @app.post("/pools")
+    async def set_pool(body: PoolRequest) -> PoolInfo:
+        return await (await service.node()).set_pool(body)
+
+    @app.delete("/pools/{reference}", status_code=204)
+    async def remove_pool(reference: str) -> Response:
+        await (await service.node()).remove_pool(reference)
+        return Response(status_code=204)
+
+
 def _add_operation_routes(app: FastAPI, service: Service) -> None:
     # Pause, resume and snapshot run to their end even when the caller goes away: either end is a whole one.
     @app.post("/sandboxes/{sandbox_id}/pause")
@@ -237,6 +257,11 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
     async def resume(sandbox_id: str, body: ResumeRequest) -> SandboxInfo:
         node = await service.node()
         return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, cold=body.cold)
+
+    @app.post("/sandboxes/{sandbox_id}/reset", status_code=201)
+    async def reset(sandbox_id: str, body: ResetRequest) -> SandboxInfo:
+        node = await service.node()
+        return await node.reset(node.find(sandbox_id), body)
 
     @app.post("/sandboxes/{sandbox_id}/fork", status_code=201)
     async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> Response:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TypeVar
+from urllib.parse import quote
 
 import httpx
 from pydantic import BaseModel, ValidationError
@@ -27,6 +28,10 @@ from aenv_run.node_wire import (
     ForkStart,
     Health,
     NetworkRequest,
+    PoolInfo,
+    PoolList,
+    PoolRequest,
+    ResetRequest,
     ResumeRequest,
     SandboxInfo,
     SandboxList,
@@ -111,6 +116,20 @@ class NodeClient:
         finally:
             lock.release()
 
+    # -- pools ---------------------------------------------------------------------------------------------
+
+    async def pools(self) -> list[PoolInfo]:
+        """All, by reference."""
+        return list((await self._call("GET", "/pools", None, PoolList)).pools)
+
+    async def set_pool(self, request: PoolRequest) -> PoolInfo:
+        """Keep machines of a snapshot ready."""
+        return await self._call("POST", "/pools", request, PoolInfo)
+
+    async def remove_pool(self, reference: str) -> None:
+        """End a pool; ``NotFound`` when there is none."""
+        await self._request("DELETE", f"/pools/{quote(reference, safe=':')}", None)
+
     # -- sandboxes -----------------------------------------------------------------------------------------
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
@@ -124,6 +143,10 @@ class NodeClient:
     async def get(self, sandbox_id: str) -> SandboxInfo:
         """One, by id or unique prefix."""
         return await self._call("GET", _path(sandbox_id), None, SandboxInfo)
+
+    async def reset(self, sandbox_id: str, request: ResetRequest) -> SandboxInfo:
+        """A new one of the snapshot that it was started from; the old one is killed."""
+        return await self._call("POST", _path(sandbox_id, "reset"), request, SandboxInfo)
 
     async def kill(self, sandbox_id: str) -> None:
         """Kill and remove it; ``NotFound`` when there is none."""

@@ -12,10 +12,20 @@ from dataclasses import dataclass
 
 from aenv_run.cache_limit import trim
 from aenv_run.catalog import require_publishable
-from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NoSpace, NotFound
+from aenv_run.errors import (
+    AenvError,
+    Conflict,
+    CorruptData,
+    InvalidInput,
+    NoSpace,
+    NotFound,
+    SandboxDead,
+)
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
-from aenv_run.node_requests import check_environment, hooks_of, record_of
+from aenv_run.node_launch import Launcher
+from aenv_run.node_pools import Pools
+from aenv_run.node_requests import check_environment, hooks_of
 from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
@@ -23,6 +33,9 @@ from aenv_run.node_wire import (
     ForkRequest,
     ForkStart,
     NetworkRequest,
+    PoolInfo,
+    PoolRequest,
+    ResetRequest,
     SandboxInfo,
     SnapshotReply,
     known,
@@ -30,10 +43,9 @@ from aenv_run.node_wire import (
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_files import in_thread, link_snapshot, to_the_end
+from aenv_run.sandbox_files import in_thread, to_the_end
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
-from aenv_run.snapshot import Snapshot
 from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)
@@ -85,36 +97,78 @@ class Node:
         self._tools = tools
         self._sandboxes: dict[SandboxId, HostedSandbox] = {}
         self._launches = asyncio.Semaphore(launches_at_once or min(4, 2 * (os.cpu_count() or 1)))
+        self._launcher = Launcher(home, tools, self._launches)
         self._tasks: set[asyncio.Task[None]] = set()  # all that the node does by itself
         self._ending: set[SandboxId] = set()
         self._attempts: dict[SandboxId, _Attempts] = {}
         self._trim_due, self._trimming = asyncio.Event(), asyncio.Lock()
+        self.pools = Pools(home, self._launcher.warm)
         self.changed = asyncio.Event()
 
     # -- callers' operations -------------------------------------------------------------------------------
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
-        """Launch a snapshot. Cancel or failure leaves nothing."""
+        """Launch a snapshot, by a machine that stands ready if there is one. Cancel or failure leaves nothing."""
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
-        snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
-        memory = snapshot.memory.facts if snapshot.memory and not request.cold else None
-        chosen = await self._tools.choose(memory)
-        network = self._tools.network
-        policy = network.policy(chosen.driver, request.internet, request.allow, request.deny)
-        if request.publish:
-            network.require_ports(chosen.driver)
-        record = record_of(request, resolved, snapshot, chosen, policy)
-        directory = SandboxDirectory(self._home.sandboxes / record.id)
-        try:
-            record = await in_thread(self._prepare, directory, record, snapshot, not request.cold)
-        except BaseException:
-            await in_thread(directory.remove)
-            raise
-        sandbox = HostedSandbox(directory, record, self._tools)
+        snapshot, record = await self._launcher.plan(request, resolved)
+        if record.machine == snapshot.machine and not request.cold:
+            warm = self.pools.take(resolved.snapshot_id, record.driver)
+            if warm is not None and (claimed := await self._claim(warm, record)) is not None:
+                return claimed
+        sandbox = await self._launcher.make(record, snapshot, memory=not request.cold)
         await self._launch(sandbox, cold=request.cold)
         self._trim_soon()
         return self.info(sandbox)
+
+    async def _claim(self, warm: HostedSandbox, record: Record) -> SandboxInfo | None:
+        """None when the machine that stood ready is no good: the caller then launches one."""
+        self._sandboxes[warm.id] = warm
+        try:
+            await warm.claim(record)
+        except (SandboxDead, OSError) as error:
+            log.warning("the machine that stood ready as %s could not be used: %s", warm.id, error)
+            await to_the_end(self.kill(warm))
+            return None
+        except BaseException:
+            await to_the_end(self.kill(warm))
+            raise
+        self.changed.set()
+        return self.info(warm)
+
+    async def set_pool(self, request: PoolRequest) -> PoolInfo:
+        """Keep machines of a snapshot ready, from now on and after a restart of the node."""
+        info = await self.pools.set(await self._launcher.pool_settings(request))
+        self.changed.set()
+        return info
+
+    async def remove_pool(self, reference: str) -> None:
+        """End a pool, by its snapshot's name or id."""
+        resolved = await asyncio.to_thread(self._tools.catalog.resolve, reference)
+        await self.pools.remove(resolved.snapshot_id)
+        self.changed.set()
+
+    async def reset(self, sandbox: HostedSandbox, request: ResetRequest) -> SandboxInfo:
+        """A new one of the snapshot that ``sandbox`` was started from, as it was asked for; it is killed."""
+        record = sandbox.record
+        again = CreateRequest(
+            snapshot=record.snapshot_id,
+            timeout_s=request.timeout_s,
+            on_timeout=record.on_timeout,
+            metadata=record.metadata,
+            env=record.env,
+            internet=record.policy.internet,
+            allow=record.policy.allow,
+            deny=record.policy.deny,
+            publish=record.publish,
+            max_seconds=record.max_seconds,
+        )
+        if record.publish:  # a path belongs to one sandbox
+            await self.kill(sandbox)
+            return await self.create(again)
+        fresh = await self.create(again)
+        self._begin(self.kill(sandbox), f"kill {sandbox.id}")
+        return fresh
 
     def infos(self) -> list[SandboxInfo]:
         """All, oldest first, without tokens."""
@@ -228,6 +282,7 @@ class Node:
         found = [SandboxDirectory(path) for path in self._home.sandboxes.iterdir() if path.is_dir()]
         slots = await self._tools.network.start(await asyncio.to_thread(_slots_in_use, found))
         await _all(self._find_again(directory, slots) for directory in found)
+        self.pools.start()
         self._trim_soon()
 
     async def settled(self) -> None:
@@ -252,7 +307,8 @@ class Node:
         return max(0.05, min(ends) - time.time()) if ends else None
 
     async def close(self) -> None:
-        """Let go of every sandbox; machines run on."""
+        """Let go of every sandbox; machines run on, but for those that stand ready."""
+        await self.pools.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -260,13 +316,6 @@ class Node:
         await self._tools.network.close()
 
     # -- pieces --------------------------------------------------------------------------------------------
-
-    def _prepare(self, directory: SandboxDirectory, record: Record, snapshot: Snapshot, memory: bool) -> Record:
-        directory.create()
-        disk, kept, serial = link_snapshot(self._tools.cache, snapshot, directory, memory=memory)
-        ready = record.model_copy(update={"disk": disk, "memory": kept, "serial": serial})
-        directory.write(ready)
-        return ready
 
     async def _launch(self, sandbox: HostedSandbox, *, cold: bool = False) -> None:
         self._sandboxes[sandbox.id] = sandbox

@@ -6,9 +6,9 @@ The public HTTP API is another one; this is the control plane between the comman
 from __future__ import annotations
 
 import errno
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from aenv_run.errors import AenvError, NoSpace, from_wire
 from aenv_run.hooks import Hook
@@ -21,6 +21,8 @@ from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 #: A day. A sandbox that should live longer is paused, or asks again.
 MAX_TIMEOUT_S = 24 * 3600
 MAX_FORK = 64
+#: Machines that stand ready of one snapshot.
+MAX_POOL = 64
 
 
 class ErrorBody(Model):
@@ -124,6 +126,57 @@ class SandboxInfo(Model):
             address=record.address if running else None,
             access_token=record.access_token if running else None,
         )
+
+
+class PoolSettings(Model):
+    """How many machines of a snapshot stand ready: filled to ``high`` whenever there are fewer than ``low``."""
+
+    snapshot_id: SnapshotId
+    reference: str = Field(max_length=256)
+    low: int = Field(1, ge=0, le=MAX_POOL)
+    high: int = Field(1, ge=1, le=MAX_POOL)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low}) is above high ({self.high})")
+        return self
+
+
+class PoolsFile(Model):
+    """``pools.json`` of a home."""
+
+    format: Literal["aenv.pools/1"] = "aenv.pools/1"
+    pools: tuple[PoolSettings, ...] = ()
+
+
+class PoolInfo(PoolSettings):
+    """A pool now: ``taken`` launches found a machine ready, ``missed`` did not. ``problem``: why none is had."""
+
+    ready: int
+    taken: int
+    missed: int
+    problem: str = ""
+
+
+class PoolList(Model):
+    """All pools of the node."""
+
+    pools: tuple[PoolInfo, ...]
+
+
+class PoolRequest(Model):
+    """Keep machines of ``snapshot`` ready."""
+
+    snapshot: str = Field(min_length=1, max_length=256)
+    low: int = Field(1, ge=0, le=MAX_POOL)
+    high: int = Field(1, ge=1, le=MAX_POOL)
+
+
+class ResetRequest(Model):
+    """Back to the snapshot that it was started from, for ``timeout_s``."""
+
+    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
 
 
 class SandboxList(Model):

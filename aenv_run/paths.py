@@ -51,6 +51,11 @@ class Home:
         return self.root / "locks"
 
     @property
+    def pools(self) -> Path:
+        """Which snapshots machines are kept ready of."""
+        return self.root / "pools.json"
+
+    @property
     def network(self) -> Path:
         """A small file per network slot, so that the next node finds those of a node that was killed."""
         return self.root / "network"

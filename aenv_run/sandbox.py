@@ -45,6 +45,7 @@ class HostedSandbox:
         self._doing: State | None = None
         self._held = SandboxMachine(directory, tools)
         self._watcher: asyncio.Task[None] | None = None
+        self._chosen: Chosen | None = None  # of one that was warmed up
         self._operations: set[asyncio.Task[object]] = set()
         self._interrupt: AenvError | None = None  # what the operations that are being cancelled are told
         self._killed = False
@@ -74,6 +75,34 @@ class HostedSandbox:
         except BaseException:
             await to_the_end(self.discard())
             raise
+
+    async def warm(self) -> None:
+        """A machine that stands still, for a pool: STARTING all the while. On failure nothing of it is left."""
+        try:
+            async with self._tracked():
+                self._chosen = await self._held.warm_up(self.record)
+        except BaseException:
+            await to_the_end(self.discard())
+            raise
+
+    async def claim(self, record: Record) -> None:
+        """From ``warm`` to RUNNING, as what ``record`` describes; its id and files stay. Fails as ``launch``."""
+        own = ("id", "disk", "memory", "serial", "driver", "mode")
+        changes = {name: getattr(record, name) for name in Record.model_fields if name not in own}
+        try:
+            async with self._tracked():
+                assert self._chosen is not None
+                self.record = self.record.model_copy(update=changes)
+                await self._held.wake(self.record)
+                await self._settle_running(self._chosen, origin="restored")
+        except BaseException:
+            await to_the_end(self.discard())
+            raise
+
+    async def ended(self) -> None:
+        """Return when its machine is dead; for one that nobody was given yet."""
+        if self._held.machine is not None:
+            await self._held.machine.wait()
 
     async def pause(self, *, limit_s: float | None = None) -> None:
         """Memory and disk go to files, the machine ends. ``limit_s``: how long its guest may take to prepare."""

@@ -57,17 +57,40 @@ class SandboxMachine:
         memory = None if cold else record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
         machine = await self._start(record, chosen, cold=cold)
+        self.machine = machine
+        await self._greet(record, machine, start, restored=memory is not None)
+        return chosen
+
+    async def warm_up(self, record: Record) -> Chosen:
+        """A machine restored from the record's files that stands still. Its daemon has answered once: what comes
+        with a first answer (pages, translated code) is behind it. It has no identity, so nobody may call it."""
+        memory = record.memory
+        chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
+        self.machine = machine = await self._start(record, chosen, cold=False)
+        async with self._tools.guests(machine.endpoint, None) as guest:
+            await guest.wait_ready(READY_TIMEOUT_S)
+        await machine.pause()
+        return chosen
+
+    async def wake(self, record: Record) -> None:
+        """Make the machine that ``warm_up`` left that of ``record``: its network, its identity, its hooks."""
+        if (machine := self.machine) is None:
+            raise SandboxDead(f"sandbox {record.id} has no machine")
+        await self.network.settle(record.policy)
+        await machine.resume()
+        await self._greet(record, machine, "launch", restored=True)
+
+    async def _greet(self, record: Record, machine: Machine, start: Start, *, restored: bool) -> None:
         guest = self._tools.guests(machine.endpoint, None)
-        self.machine, self.guest = machine, guest
+        self.guest = guest
         try:
-            await self._introduce(record, machine, guest, restored=memory is not None)
-            if memory is not None:
+            await self._introduce(record, machine, guest, restored=restored)
+            if restored:
                 await run_hooks(record, guest, start)
         except SandboxDead as error:
             console = await machine.console()
             tail = "\n".join(console.splitlines()[-10:])
             raise BootFailed(f"sandbox {record.id} did not come up: {error.message}\n{tail}".rstrip()) from error
-        return chosen
 
     async def _start(self, record: Record, chosen: Chosen, *, cold: bool) -> Machine:
         driver = chosen.driver

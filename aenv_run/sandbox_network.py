@@ -208,6 +208,12 @@ class SandboxNetwork:
         if network.policy(slot_id) != policy:
             await network.apply(slot_id, policy)
 
+    async def settle(self, policy: NetworkPolicy) -> None:
+        """As ``apply``, but nothing is done when it is in force already."""
+        network = self._node.existing
+        if network is not None and self.slot_id is not None and network.policy(self.slot_id) != policy:
+            await network.apply(self.slot_id, policy)
+
     async def apply(self, policy: NetworkPolicy) -> None:
         """Put another policy in force now, if there is a machine."""
         if (network := self._node.existing) is not None and self.slot_id is not None:

@@ -369,6 +369,10 @@ class Sandbox:
         """``host:port`` at which this machine reaches ``port`` of the sandbox, until its next pause."""
         return _loop.run(self._async.get_host(port))
 
+    def reset(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Begin again from its snapshot, as another sandbox under this handle; the one before is killed."""
+        _loop.run(self._async.reset(timeout=timeout))
+
     def kill(self) -> bool:
         """End and remove it; False when it was gone already."""
         return _loop.run(self._async.kill())

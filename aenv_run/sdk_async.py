@@ -23,6 +23,7 @@ from aenv_run.node_wire import (
     ForkEntry,
     ForkRequest,
     NetworkRequest,
+    ResetRequest,
     ResumeRequest,
     SandboxInfo,
     SnapshotReply,
@@ -234,6 +235,15 @@ class AsyncSandbox:
                 fix="run the node as root, see `aenv doctor`",
             )
         return f"{info.host_address}:{port}"
+
+    async def reset(self, *, timeout: float = DEFAULT_TIMEOUT_S) -> None:
+        """Begin again from the snapshot that it was started from, with the same settings: the next episode.
+
+        This handle is then another sandbox, with another id; the one before is killed. With a pool of the snapshot
+        (``aenv pool set``) the new one stands ready.
+        """
+        await self.close()
+        self._take(await self._node.reset(self.sandbox_id, ResetRequest(timeout_s=timeout)))
 
     async def kill(self) -> bool:
         """End and remove it; False when it was gone already."""

@@ -24,6 +24,8 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "timeout": ("sandboxes", "timeout", "give a sandbox another time to live"),
     "network": ("network", "network", "show or change what a sandbox may reach"),
     "port-forward": ("network", "port_forward", "bring a port of a sandbox to this machine"),
+    "reset": ("sandboxes", "reset", "begin again from the snapshot: the next episode"),
+    "pool": ("pool", "pool", "machines that stand ready of a snapshot"),
     "rm": ("sandboxes", "remove", "kill and remove sandboxes"),
     "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),

@@ -22,7 +22,15 @@ from aenv_run.cli.output import age, duration, json_option, print_json, print_ta
 from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient
-from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ResumeRequest, SandboxInfo, TimeoutRequest
+from aenv_run.node_wire import (
+    CreateRequest,
+    ForkEntry,
+    ForkRequest,
+    ResetRequest,
+    ResumeRequest,
+    SandboxInfo,
+    TimeoutRequest,
+)
 from aenv_run.printable import printable_lines
 
 ttl_option = click.option(
@@ -154,6 +162,19 @@ def resume(sandbox_id: str, ttl: str, cold: bool) -> None:
     request = ResumeRequest(timeout_s=parse_duration(ttl), cold=cold)
     with spinner("resuming"):
         info = run_async(NodeClient().resume(sandbox_id, request))
+    click.echo(info.sandbox_id)
+
+
+@click.command(epilog="\b\nExample:\n  aenv reset s4f")
+@sandbox_argument
+@ttl_option
+def reset(sandbox_id: str, ttl: str) -> None:
+    """Begin again from the snapshot that it was started from, with the same settings. Prints the new id.
+
+    The sandbox is killed; with a pool of the snapshot (`aenv pool`) the new one stands ready.
+    """
+    with spinner("resetting"):
+        info = run_async(NodeClient().reset(sandbox_id, ResetRequest(timeout_s=parse_duration(ttl))))
     click.echo(info.sandbox_id)
 
 

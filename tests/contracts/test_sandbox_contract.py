@@ -30,6 +30,8 @@ from aenv_run.errors import (
 )
 from aenv_run.guest import Command, Ended, Guest, Output, PtySize
 from aenv_run.lifecycle import State
+from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import PoolRequest
 from aenv_run.paths import Home
 from aenv_run.sdk_commands import AsyncCommandHandle
 from tests.contracts.conftest import DRIVERS
@@ -203,6 +205,31 @@ async def test_clock_and_entropy_after_a_restore(seed: Seed, shared: AsyncSandbo
             assert before_s - 1.5 < seconds < time.time() + 0.5
     for mine, theirs in zip(*answers, strict=True):
         assert mine != theirs or mine == "-"
+
+
+async def test_a_machine_that_stood_ready_is_a_sandbox_as_any_other(seed: Seed) -> None:
+    node = NodeClient(seed.home)
+    await node.set_pool(PoolRequest(snapshot=seed.snapshot, low=1, high=1))
+    try:
+        for _ in range(600):
+            if (await node.pools())[0].ready:
+                break
+            await asyncio.sleep(0.1)
+        async with await seed.start() as sandbox:
+            assert (await node.pools())[0].taken == 1
+            seconds = float(await output(sandbox, "date +%s"))
+            assert time.time() - 30 < seconds < time.time() + 0.5
+            assert await output(sandbox, "hostname") == f"{sandbox.sandbox_id}\n"
+            await sandbox.files.write("/srv/of-the-episode", "x")
+            before = sandbox.sandbox_id
+            await sandbox.reset()
+            assert sandbox.sandbox_id != before and not await sandbox.files.exists("/srv/of-the-episode")
+            assert await output(sandbox, "hostname") == f"{sandbox.sandbox_id}\n"
+            await sandbox.pause()
+            await sandbox.resume()
+            assert await output(sandbox, "echo on") == "on\n"
+    finally:
+        await node.remove_pool(seed.snapshot)
 
 
 # --- forks -----------------------------------------------------------------------------------------------------

@@ -1,0 +1,84 @@
+"""How a sandbox comes to be: from a request to a record, from a record to a directory with its files."""
+
+from __future__ import annotations
+
+import asyncio
+
+from pydantic import ValidationError
+
+from aenv_run.catalog import Resolved
+from aenv_run.errors import InvalidInput, Unsupported
+from aenv_run.node_requests import record_of
+from aenv_run.node_wire import CreateRequest, PoolRequest, PoolSettings
+from aenv_run.paths import Home
+from aenv_run.sandbox import HostedSandbox
+from aenv_run.sandbox_files import in_thread, link_snapshot
+from aenv_run.sandbox_record import Record, SandboxDirectory
+from aenv_run.sandbox_tools import Tools
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import SnapshotId
+
+
+class Launcher:
+    """Makes sandboxes that are not running yet. ``launches`` bounds how many start at once, of all."""
+
+    def __init__(self, home: Home, tools: Tools, launches: asyncio.Semaphore) -> None:
+        self._home, self._tools, self._launches = home, tools, launches
+
+    async def plan(self, request: CreateRequest, resolved: Resolved) -> tuple[Snapshot, Record]:
+        """What a request comes to; refused here if it cannot be had."""
+        snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
+        memory = snapshot.memory.facts if snapshot.memory and not request.cold else None
+        chosen = await self._tools.choose(memory)
+        network = self._tools.network
+        policy = network.policy(chosen.driver, request.internet, request.allow, request.deny)
+        if request.publish:
+            network.require_ports(chosen.driver)
+        return snapshot, record_of(request, resolved, snapshot, chosen, policy)
+
+    async def make(self, record: Record, snapshot: Snapshot, *, memory: bool) -> HostedSandbox:
+        """With its files in place. Failure leaves nothing."""
+        directory = SandboxDirectory(self._home.sandboxes / record.id)
+        try:
+            record = await in_thread(self._prepare, directory, record, snapshot, memory)
+        except BaseException:
+            await in_thread(directory.remove)
+            raise
+        return HostedSandbox(directory, record, self._tools)
+
+    async def warm(self, snapshot_id: SnapshotId) -> HostedSandbox:
+        """For a pool: a machine that stands ready and is in no list. Failure leaves nothing."""
+        snapshot, record = await self.plan(CreateRequest(snapshot=snapshot_id), Resolved(snapshot_id=snapshot_id))
+        _require_memory(snapshot, snapshot_id.short)
+        sandbox = await self.make(record, snapshot, memory=True)
+        async with self._launches:
+            await sandbox.warm()
+        return sandbox
+
+    async def pool_settings(self, request: PoolRequest) -> PoolSettings:
+        """What a request for a pool comes to."""
+        resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
+        snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
+        _require_memory(snapshot, request.snapshot)
+        reference = f"{resolved.name}:{resolved.version}" if resolved.name else resolved.snapshot_id.short
+        try:
+            return PoolSettings(
+                snapshot_id=resolved.snapshot_id, reference=reference, low=request.low, high=request.high
+            )
+        except ValidationError as error:
+            raise InvalidInput(str(error.errors()[0]["msg"]), fix="--low is at most --high") from error
+
+    def _prepare(self, directory: SandboxDirectory, record: Record, snapshot: Snapshot, memory: bool) -> Record:
+        directory.create()
+        disk, kept, serial = link_snapshot(self._tools.cache, snapshot, directory, memory=memory)
+        ready = record.model_copy(update={"disk": disk, "memory": kept, "serial": serial})
+        directory.write(ready)
+        return ready
+
+
+def _require_memory(snapshot: Snapshot, what: str) -> None:
+    if snapshot.memory is None:
+        raise Unsupported(
+            f"{what} has no memory, so nothing of it can stand ready",
+            fix="make a snapshot with memory: start it, then `aenv snapshot create`",
+        )
