@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import struct
@@ -133,6 +134,28 @@ def graph(layers: tuple[Path, ...], overlay: Path, overlay_name: str) -> list[No
     return [*nodes, overlay_node(overlay, overlay_name, below)]
 
 
+def chain_name(layers: tuple[Path, ...]) -> str:
+    """The chain as the name of one image for qemu-img. As explicit as ``graph``."""
+    node: Node | None = None
+    for layer in layers:
+        file: Node = {"driver": "file", "filename": str(layer.absolute())}
+        node = {"driver": "qcow2", "file": file, "backing": node}
+    return "json:" + json.dumps(node)
+
+
+def raw_name(path: Path) -> str:
+    """A raw image as a name for qemu-img that no letter of the path can make another."""
+    return "json:" + json.dumps({"driver": "raw", "file": {"driver": "file", "filename": str(path.absolute())}})
+
+
+async def flatten(layers: tuple[Path, ...], target: Path, *, timeout_s: float = 900.0) -> None:
+    """Write the whole disk of a chain as one sparse raw file."""
+    await process.check(
+        ["qemu-img", "convert", "-O", "raw", chain_name(layers), str(target)],
+        what="cannot read the disk's layers", fix="free disk space", timeout_s=timeout_s,
+    )  # fmt: skip
+
+
 def check_chain(layers: tuple[Path, ...], disk_mib: int) -> int:
     """The disk's size in bytes, equal in every layer and to the machine's; an error names what is not."""
     if not layers:
@@ -172,7 +195,7 @@ async def make_image(tree: Path, size_mib: int, target: Path, *, timeout_s: floa
         raw.unlink(missing_ok=True)
 
 
-def _program(name: str) -> str:
+def program(name: str) -> str:
     """Its path: a user's PATH often lacks the sbin directories."""
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
     if found is None:
@@ -197,7 +220,7 @@ async def _make_ext4(tree: Path, size_mib: int, raw: Path, timeout_s: float) -> 
         file.truncate(size_mib << 20)
     extended = f"hash_seed={IMAGE_UUID},lazy_itable_init=0,lazy_journal_init=0,nodiscard"
     argv = [
-        _program("mke2fs"),
+        program("mke2fs"),
         "-b",
         "4096",
         "-t",
@@ -263,7 +286,7 @@ async def _level_times(raw: Path, timeout_s: float) -> None:
         f"sif <{inode}> ctime @{IMAGE_TIME_S}\nsif <{inode}> atime @{IMAGE_TIME_S}\n" for inode in used_inodes(raw)
     )
     await process.check(
-        [_program("debugfs"), "-w", "-f", "-", str(raw)],
+        [program("debugfs"), "-w", "-f", "-", str(raw)],
         what=f"cannot set the times in {raw}", stdin=commands.encode(), timeout_s=timeout_s, limit_bytes=1 << 30,
         env=_fixed_time(),
     )  # fmt: skip

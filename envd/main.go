@@ -30,7 +30,7 @@ func main() {
 	if len(args) > 0 {
 		command, args = args[0], args[1:]
 	} else if os.Getpid() != 1 && os.Args[0] != "/init" {
-		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | container [flags] | bridge [flags] | deleted | version")
+		fmt.Fprintln(os.Stderr, "usage: envd init | serve [flags] | container [flags] | bridge [flags] | deleted | stopped | pack | version")
 		os.Exit(2)
 	}
 	if os.Getpid() == 1 && (filepath.Base(os.Args[0]) == "init" || command == "init") {
@@ -62,10 +62,20 @@ func main() {
 			fmt.Fprintln(os.Stderr, "envd:", err)
 			os.Exit(1)
 		}
+	case "stopped":
+		if err := boot.ListStopped(os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "envd:", err)
+			os.Exit(1)
+		}
+	case "pack":
+		if err := boot.PackDisk(os.Stdout); err != nil {
+			fmt.Fprintln(os.Stderr, "envd:", err)
+			os.Exit(1)
+		}
 	case "version":
 		fmt.Println(version)
 	default:
-		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve, container, bridge, deleted or version\n", command)
+		fmt.Fprintf(os.Stderr, "envd: unknown command %q: use init, serve, container, bridge, deleted, stopped, pack or version\n", command)
 		os.Exit(2)
 	}
 }

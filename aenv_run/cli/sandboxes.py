@@ -96,9 +96,12 @@ def start(
         print_json(info)
         return
     click.echo(info.sandbox_id)
+    without = (
+        "; without internet (`aenv doctor` says why)" if internet is None and not info.network.internet else ""
+    )
     click.echo(
         f"{info.origin} from {info.reference} on {info.driver} ({info.mode}) in "
-        f"{(time.monotonic() - started_s) * 1000:.0f} ms; lives for {duration(request.timeout_s)}",
+        f"{(time.monotonic() - started_s) * 1000:.0f} ms; lives for {duration(request.timeout_s)}{without}",
         err=True,
     )
 

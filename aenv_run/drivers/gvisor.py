@@ -7,19 +7,29 @@ import contextlib
 import json
 import os
 import shutil
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from aenv_run import disk, process
-from aenv_run.drivers import gvisor_cgroup, gvisor_checked, gvisor_host, gvisor_spec
+from aenv_run.drivers import (
+    gvisor_cgroup,
+    gvisor_checked,
+    gvisor_host,
+    gvisor_level,
+    gvisor_root,
+    gvisor_spec,
+)
 from aenv_run.drivers.guest_image import known_digest
 from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
+from aenv_run.drivers.gvisor_commit import ROLE, Below, read_below
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
+from aenv_run.drivers.gvisor_disk import ROOT
 from aenv_run.drivers.gvisor_host import Verdict
+from aenv_run.drivers.gvisor_level import STORAGE, Level
 from aenv_run.drivers.gvisor_machine import BRIDGE_HOST, GvisorMachine, Record, end_started
 from aenv_run.drivers.gvisor_plan import Plan
 from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG
-from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, PLAN, ROOT
+from aenv_run.drivers.gvisor_supervisor import BUNDLE, CONSOLE, CONTROL, EXIT, PACK, PLAN
 from aenv_run.drivers.leftover import end_engines
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
 from aenv_run.drivers.qemu_host import host_cpu
@@ -39,26 +49,41 @@ from aenv_run.types import MachineSpec
 
 IMAGE_IN = "image"
 ENGINE_LOG = "engine.log"
+ROOT_IMAGE = "root.erofs"
+#: What a guest's account of its disk has beside the content of files.
+PACK_OVERHEAD_BYTES = 1 << 30
 #: The files of a checkpoint that every version has; newer ones may write more.
 CHECKPOINT = "checkpoint"
 ANSWER_BYTES = 1 << 20
 
 
 class GvisorDriver:
-    """See ``protocol.Driver``. Holds nothing but where the home is."""
+    """See ``protocol.Driver``. Holds nothing but where the home is, and at which level it works."""
 
     name = DriverName.GVISOR
-    caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=False, native_speed=True, slot_kind="veth")
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, level: Level | None = None) -> None:
+        """``level``: the best of this host unless it is given."""
         self._home = home
+        self._level = level or gvisor_level.best()
+
+    @property
+    def caps(self) -> Caps:
+        """Without root no network slot can be had, and none is taken."""
+        return Caps(
+            memory_snapshot=True,
+            live_capture=True,
+            shares_memory=False,
+            native_speed=True,
+            slot_kind="veth" if self._level.mounts else None,
+        )
 
     async def probe(self) -> Probe:
         """Does it work here."""
-        return await gvisor_host.probe(self._home)
+        return await gvisor_host.probe(self._home, self._level)
 
     async def _verdict(self) -> Verdict:
-        found = await gvisor_host.verdict(self._home)
+        found = await gvisor_host.verdict(self._home, self._level)
         if not found.platform:
             raise DriverUnavailable(f"gVisor does not work here: {found.detail}", fix="run `aenv doctor`")
         return found
@@ -67,6 +92,7 @@ class GvisorDriver:
         """What a memory image made here and now would be bound to."""
         found = await self._verdict()
         runsc, envd = gvisor_host.runsc_path(), gvisor_host.envd_path(self._home)
+        shape = gvisor_spec.SHAPE if self._level.mounts else gvisor_spec.SHAPE_UNMOUNTED
         return MemoryFacts(
             driver=self.name,
             vmm_version=await gvisor_host.runsc_version(self._home),
@@ -74,7 +100,7 @@ class GvisorDriver:
             cpu=host_cpu(),
             kernel_digest=await asyncio.to_thread(known_digest, runsc),
             envd_digest=await asyncio.to_thread(known_digest, envd),
-            devices=f"{gvisor_spec.SHAPE} cpus={machine.cpus} memory={machine.memory_mib}MiB",
+            devices=f"{shape} cpus={machine.cpus} memory={machine.memory_mib}MiB",
         )
 
     async def check_restore(self, spec: RestoreSpec) -> None:
@@ -94,6 +120,8 @@ class GvisorDriver:
                 "the memory snapshot cannot be restored here:\n  " + "\n  ".join(different),
                 fix="boot it cold from its disk part, or restore it where these are equal",
             )
+        if not self._level.mounts and ROLE not in spec.memory:
+            raise InvalidInput(f"a restore needs the file {ROLE}; it has {sorted(spec.memory)}")
 
     async def boot(self, spec: BootSpec) -> GvisorMachine:
         """Cold boot; returns when the daemon answers."""
@@ -136,24 +164,43 @@ class GvisorDriver:
         directory = spec.directory.absolute()
         found = await self._verdict()
         layers = tuple(layer.absolute() for layer in spec.disk)
-        virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
+        disk.check_chain(layers, spec.machine.disk_mib)
         _clear(directory)
-        disk.write_overlay(overlay_path(directory, 1), virtual_bytes)
+        below = None if self._level.mounts else await self._below(spec, layers, directory)
         name = gvisor_cgroup.name_of(directory)
         groups = gvisor_cgroup.directories(name) if found.cgroups else ()
         self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
-        checked = gvisor_checked.is_checked(self._home, layers)
+        checked = below is not None or gvisor_checked.is_checked(self._home, layers)
         plan = _plan(spec, found, groups, restore=restore, check_disk=not checked)
+        if below is None:
+            disk.write_overlay(overlay_path(directory, 1), spec.machine.disk_mib << 20)
         (directory / PLAN).write_text(json.dumps(asdict(plan)))
-        machine = await _launch(spec, self._home, directory, facts, groups)
+        start = Start(self._level, spec, directory, facts, groups, below)
+        machine = await _launch(start, self._home)
         if not checked:
             gvisor_checked.remember(self._home, layers)
         return machine
 
+    async def _below(self, spec: BootSpec, layers: tuple[Path, ...], directory: Path) -> Below:
+        """Make what the guest is shown of its disk: all of it, or what a memory image lies above."""
+        known = None
+        if isinstance(spec, RestoreSpec):
+            known = read_below(spec.memory[ROLE], len(layers))
+            layers = layers[: known.layers]
+        root = await gvisor_root.prepare(self._home, layers, directory / ROOT_IMAGE)
+        if known is not None and known.digest != root.digest:
+            raise RestoreIncompatible(
+                "the memory snapshot cannot be restored here: it belongs to another disk",
+                fix="boot it cold from its disk part",
+            )
+        return Below(layers=len(layers), digest=root.digest)
+
     def _write_bundle(self, spec: BootSpec, directory: Path, cgroup: str | None) -> None:
         envd = gvisor_host.envd_path(self._home)
-        container = gvisor_spec.Container(spec.machine, directory / ROOT, envd, spec.network, cgroup)
-        (directory / BUNDLE).mkdir(exist_ok=True)
+        image = None if self._level.mounts else directory / ROOT_IMAGE
+        container = gvisor_spec.Container(spec.machine, directory / ROOT, envd, spec.network, cgroup, image)
+        for name in (BUNDLE, ROOT):
+            (directory / name).mkdir(exist_ok=True)
         (directory / BUNDLE / "config.json").write_text(json.dumps(gvisor_spec.describe(container)))
 
 
@@ -168,6 +215,9 @@ def _plan(
     slot = spec.network
     return Plan(
         top=overlay_name(1),
+        pack=[gvisor_spec.DAEMON, "pack"],
+        stopped=[gvisor_spec.DAEMON, "stopped"],
+        pack_bytes=(spec.machine.disk_mib << 20) + PACK_OVERHEAD_BYTES,
         runsc=gvisor_spec.flags(
             gvisor_host.runsc_path(), found.platform, network=slot is not None, cgroups=found.cgroups
         ),
@@ -190,7 +240,7 @@ def _plan(
 
 def _storage(layers: tuple[Path, ...]) -> list[str]:
     """The storage daemon's command line, without its monitor."""
-    argv = ["qemu-storage-daemon"]
+    argv = [STORAGE]
     for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
         argv += ["--blockdev", json.dumps(node)]
     export = {
@@ -200,15 +250,27 @@ def _storage(layers: tuple[Path, ...]) -> list[str]:
     return [*argv, "--export", json.dumps(export)]
 
 
-async def _launch(
-    spec: BootSpec, home: Home, directory: Path, facts: MemoryFacts, groups: tuple[Path, ...]
-) -> GvisorMachine:
+@dataclass(frozen=True)
+class Start:
+    """One start of a machine."""
+
+    level: Level
+    spec: BootSpec
+    directory: Path
+    facts: MemoryFacts
+    groups: tuple[Path, ...]
+    below: Below | None
+
+
+async def _launch(start: Start, home: Home) -> GvisorMachine:
+    spec, directory, groups = start.spec, start.directory, start.groups
     receive, send = os.pipe()
     argv = gvisor_host.python("aenv_run.drivers.gvisor_start", "main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])")
     layers = tuple(layer.absolute() for layer in spec.disk)
+    front = gvisor_level.namespaces(start.level, ephemeral=spec.ephemeral)
     try:
         child = await process.spawn(
-            [*gvisor_host.namespaces(), *argv, str(directory), str(send), *_storage(layers)],
+            [*front, *argv, str(directory), str(send), *([] if start.below else _storage(layers))],
             log=directory / ENGINE_LOG, ephemeral=spec.ephemeral, cwd=directory, pass_fds=(send,),
         )  # fmt: skip
     except BaseException:
@@ -228,7 +290,7 @@ async def _launch(
         port = int(str(answer["port"])) or gvisor_spec.DAEMON_PORT
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
-            machine=spec.machine, facts=facts, cgroups=groups,
+            machine=spec.machine, facts=start.facts, cgroups=groups, below=start.below,
             disk=layers,
         )  # fmt: skip
         record.write(directory)
@@ -283,7 +345,19 @@ def _clear(directory: Path) -> None:
     record = Record.read(directory)
     if record is not None and process.is_alive(record.pid, record.start_ticks):
         raise Conflict(f"a machine lives in {directory} (process {record.pid})", fix="kill it first")
-    names = ("disk-*.qcow2", "machine.json", PLAN, CONTROL, EXIT, CONSOLE, ENGINE_LOG, STORAGE_LOG, IMAGE)
+    names = (
+        "disk-*.qcow2",
+        "machine.json",
+        PLAN,
+        CONTROL,
+        EXIT,
+        CONSOLE,
+        ENGINE_LOG,
+        STORAGE_LOG,
+        IMAGE,
+        ROOT_IMAGE,
+        PACK,
+    )
     for pattern in names:
         for path in directory.glob(pattern):
             with contextlib.suppress(FileNotFoundError):

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
@@ -33,6 +34,26 @@ def overlay_path(directory: Path, number: int) -> Path:
     return directory / f"{overlay_name(number)}.qcow2"
 
 
+@dataclass
+class Directory:
+    """An open directory: the supervisor has its own mounts, where its path may mean another."""
+
+    number: int
+
+    def close(self) -> None:
+        """Close it."""
+        os.close(self.number)
+
+
+def new_directory(path: Path) -> Directory:
+    """Make it, and open it; Conflict when it is there already."""
+    try:
+        path.mkdir(parents=True)
+    except FileExistsError as error:
+        raise Conflict(f"the capture directory {path} exists already") from error
+    return Directory(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+
+
 async def capture(
     machine: Path,
     directory: Path,
@@ -46,14 +67,9 @@ async def capture(
     state = await request(machine, {"op": "state"}, timeout_s=60.0)
     top = int(str(state["top"]).rpartition("-")[2])
     following = overlay_path(machine, top + 1)
-    try:
-        directory.mkdir(parents=True)
-    except FileExistsError as error:
-        raise Conflict(f"the capture directory {directory} exists already") from error
-    target: int | None = None
+    target = new_directory(directory)
     try:
         disk.write_overlay(following, disk_mib << 20)
-        target = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         answer = await request(
             machine,
             {
@@ -65,18 +81,17 @@ async def capture(
                 "node": cast(Json, disk.overlay_node(Path(following.name), overlay_name(top + 1), None)),
             },
             timeout_s=CAPTURE_TIMEOUT_S,
-            descriptor=target,
+            descriptor=target.number,
         )
-        return _hand_over(machine, directory, top, facts, float(str(answer["stopped_ms"])))
+        return hand_over(machine, directory, top, facts, float(str(answer["stopped_ms"])))
     except BaseException as error:
         free_bytes = min(shutil.disk_usage(path).free for path in (directory, machine))  # before it is tidied up
         shutil.rmtree(directory, ignore_errors=True)
         if not await _is_top(machine, top + 1):
             following.unlink(missing_ok=True)
-        raise _explain(error, free_bytes, directory) from error
+        raise explain(error, free_bytes, directory) from error
     finally:
-        if target is not None:
-            os.close(target)
+        target.close()
 
 
 async def _is_top(machine: Path, number: int) -> bool:
@@ -87,7 +102,8 @@ async def _is_top(machine: Path, number: int) -> bool:
     return state["top"] == overlay_name(number)
 
 
-def _hand_over(machine: Path, directory: Path, top: int, facts: MemoryFacts | None, stopped_ms: float) -> Capture:
+def hand_over(machine: Path, directory: Path, top: int, facts: MemoryFacts | None, stopped_ms: float) -> Capture:
+    """What is captured in ``directory``, and links of the machine's first ``top`` layers there; all sealed."""
     files = {path.name.removesuffix(SUFFIX): path for path in sorted(directory.glob(f"*{SUFFIX}"))}
     layers = []
     for number in range(1, top + 1):
@@ -110,7 +126,8 @@ def _link_or_copy(source: Path, target: Path) -> None:
         target.chmod(0o444)
 
 
-def _explain(error: BaseException, free_bytes: int, directory: Path) -> BaseException:
+def explain(error: BaseException, free_bytes: int, directory: Path) -> BaseException:
+    """The error to raise for a capture that failed."""
     if isinstance(error, SandboxDead | Conflict | asyncio.CancelledError):
         return error
     if isinstance(error, OSError | AenvError):

@@ -9,13 +9,17 @@ from pathlib import Path
 from aenv_run.paths import Home
 
 
-def _mark(home: Home, layers: tuple[Path, ...]) -> Path:
-    """The mark's path: the layers are known by inode, size and time, which a hard link of a sealed layer keeps."""
+def chain_key(layers: tuple[Path, ...]) -> str:
+    """A name for the chain: a layer is known by inode, size and time, which its hard links keep."""
     facts = []
     for layer in layers:
         found = layer.stat()
         facts.append(f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}")
-    digest = hashlib.sha256("\n".join(facts).encode()).hexdigest()
+    return hashlib.sha256("\n".join(facts).encode()).hexdigest()
+
+
+def _mark(home: Home, layers: tuple[Path, ...]) -> Path:
+    digest = chain_key(layers)
     return home.cache / "checked-disks" / digest[:2] / digest[2:]
 
 

@@ -8,13 +8,15 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import aenv_run
-from aenv_run import process
-from aenv_run.drivers import gvisor_cgroup, gvisor_spec
+from aenv_run import erofs, process
+from aenv_run.drivers import gvisor_cgroup, gvisor_level, gvisor_spec
 from aenv_run.drivers.guest_image import FIX
+from aenv_run.drivers.gvisor_level import Level
 from aenv_run.drivers.protocol import DriverName, Probe, Requirement
 from aenv_run.drivers.qemu_host import architecture, remembered
 from aenv_run.errors import AenvError, CommandTimeout, MissingDependency
@@ -72,37 +74,40 @@ async def runsc_version(home: Home) -> str:
     return await remembered(home, "runsc-version", f"{path}:{facts.st_size}:{facts.st_mtime_ns}", find)
 
 
-async def verdict(home: Home) -> Verdict:
+async def verdict(home: Home, level: Level) -> Verdict:
     """Runs the daemon's ``version`` in a sandbox; remembered until the host boots again or runsc changes."""
     version, envd = await runsc_version(home), envd_path(home)
 
     async def find() -> str:
-        argv = [*namespaces(), *python("aenv_run.drivers.gvisor_probe", "main(*sys.argv[1:])")]
-        name = f"aenv-trial-{os.getpid()}"
-        trial = [str(runsc_path()), str(envd), gvisor_cgroup.spec_path(name), *gvisor_spec.FLAGS]
-        try:
-            done = await process.run([*argv, *trial], timeout_s=TRIAL_TIMEOUT_S)
-        except CommandTimeout:
-            return json.dumps({"detail": f"a trial sandbox did not end in {TRIAL_TIMEOUT_S:g} s"})
-        finally:
-            await asyncio.to_thread(gvisor_cgroup.remove, gvisor_cgroup.directories(name))
+        argv = [
+            *gvisor_level.namespaces(level),
+            *python("aenv_run.drivers.gvisor_probe", "main(*sys.argv[1:])"),
+        ]
+        name = f"aenv-trial-{os.getpid()}" if level.mounts else ""
+        group = gvisor_cgroup.spec_path(name) if name else ""
+        with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
+            image = Path(directory, "root.erofs")
+            erofs.write_empty(image)
+            trial = [str(runsc_path()), str(envd), group, "" if level.mounts else str(image), *gvisor_spec.FLAGS]
+            try:
+                done = await process.run([*argv, *trial], timeout_s=TRIAL_TIMEOUT_S)
+            except CommandTimeout:
+                return json.dumps({"detail": f"a trial sandbox did not end in {TRIAL_TIMEOUT_S:g} s"})
+            finally:
+                if name:
+                    await asyncio.to_thread(gvisor_cgroup.remove, gvisor_cgroup.directories(name))
         if done.exit_code != 0:
             said = done.stderr.decode(errors="replace").strip()[-500:]
             return json.dumps({"detail": f"a trial sandbox failed (exit code {done.exit_code}): {said}"})
         return done.stdout.decode()
 
-    found = json.loads(await remembered(home, "gvisor", f"2:{version}:{os.geteuid()}", find))
+    found = json.loads(await remembered(home, f"gvisor-{level}", f"3:{version}:{os.geteuid()}", find))
     return Verdict(
         str(found.get("platform", "")),
         bool(found.get("hide_net_sysctl", False)),
         bool(found.get("cgroups", False)),
         str(found.get("detail", "")),
     )
-
-
-def namespaces() -> list[str]:
-    """The program in front of process 1 of a sandbox. Mounts of the host still come in, none goes out."""
-    return ["unshare", "--pid", "--fork", "--kill-child=KILL", "--mount", "--propagation", "slave", "--"]
 
 
 def _program(name: str, fix: str) -> Requirement:
@@ -118,16 +123,18 @@ def _whole_root() -> Requirement:
     return Requirement("root directory", True, "is a mount point")
 
 
-def _device(path: str, fix: str) -> Requirement:
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CLOEXEC))
-    except OSError as error:
-        return Requirement(path, False, os.strerror(error.errno or 0), fix)
-    return Requirement(path, True, "opens")
+def _levels(used: Level) -> list[Requirement]:
+    """What each level lacks. One that works is enough, so none of them is required."""
+    found = []
+    for level in Level:
+        name, lacks = f"level {level}", gvisor_level.lacks(level)
+        detail = "; ".join(lack.what for lack in lacks) or ("is used" if level is used else "is there")
+        found.append(Requirement(name, not lacks, detail, "; ".join(lack.fix for lack in lacks)))
+    return found
 
 
 async def requirements(home: Home) -> tuple[Requirement, ...]:
-    """Everything that gVisor needs of the host."""
+    """Everything that gVisor needs of the host, whatever its level."""
     items = [_program("runsc", PACKAGE)]
     if items[0].present:
         try:
@@ -135,15 +142,12 @@ async def requirements(home: Home) -> tuple[Requirement, ...]:
         except AenvError as error:
             items.append(Requirement("runsc version", False, error.message, PACKAGE))
     items += [
-        _program("qemu-storage-daemon", "apt install qemu-utils"),
+        _program("qemu-img", "apt install qemu-utils"),
         _program("e2fsck", "apt install e2fsprogs"),
+        _program("debugfs", "apt install e2fsprogs"),
         _program("unshare", "apt install util-linux"),
-        _device("/dev/fuse", "modprobe fuse; in a container: add the device /dev/fuse"),
-        _device("/dev/loop-control", "modprobe loop; in a container: add the loop devices"),
     ]
     items.append(_whole_root())
-    root = os.geteuid() == 0
-    items.append(Requirement("root", root, "yes" if root else "no", "" if root else "run as root"))
     try:
         items.append(Requirement("guest daemon", True, str(envd_path(home))))
     except MissingDependency as error:
@@ -151,19 +155,27 @@ async def requirements(home: Home) -> tuple[Requirement, ...]:
     return tuple(items)
 
 
-async def probe(home: Home) -> Probe:
-    """Whether gVisor works here, and how."""
-    needs = await requirements(home)
-    if missing := [one for one in needs if not one.present]:
+#: A trial that fails for an ordinary user: some distributions give a user's namespace no rights.
+TRIAL_FIX = "see docs/limits.md; Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+
+
+async def probe(home: Home, level: Level) -> Probe:
+    """Whether gVisor works here at this level, and how."""
+    common, levels = await requirements(home), _levels(level)
+    needs = (*common, *levels)
+    if missing := [one for one in needs if not one.present and (one in common or one.name == f"level {level}")]:
         why = "; ".join(f"{one.name}: {one.detail}" for one in missing)
         return Probe(DriverName.GVISOR, False, "none", why, needs)
-    found = await verdict(home)
-    trial = Requirement(
-        "a trial sandbox", bool(found.platform), found.detail, "" if found.platform else "see docs"
-    )
+    found = await verdict(home, level)
+    works = bool(found.platform)
+    trial = Requirement(f"a trial sandbox at level {level}", works, found.detail, "" if works else TRIAL_FIX)
     needs = (*needs, trial)
     if not found.platform:
         return Probe(DriverName.GVISOR, False, "none", found.detail, needs)
     return Probe(
-        DriverName.GVISOR, True, found.platform, f"runsc runs sandboxes at native speed ({found.detail})", needs
+        DriverName.GVISOR,
+        True,
+        found.platform,
+        f"runsc runs sandboxes at native speed (level {level}: {found.detail})",
+        needs,
     )

@@ -11,7 +11,8 @@ import signal
 from pathlib import Path
 
 from aenv_run.capture import Capture
-from aenv_run.drivers import gvisor_capture, gvisor_cgroup, gvisor_checked
+from aenv_run.drivers import gvisor_capture, gvisor_cgroup, gvisor_checked, gvisor_commit
+from aenv_run.drivers.gvisor_commit import Below
 from aenv_run.drivers.gvisor_control import first_reply, request
 from aenv_run.drivers.gvisor_supervisor import CONSOLE, CONTROL, EXIT
 from aenv_run.drivers.protocol import Endpoint, MachineExit, MachineState
@@ -33,7 +34,7 @@ class Record(Model):
     """``machine.json``: what a later process needs to take the machine over. Written once, after the start.
 
     ``pid`` is the supervisor, process 1 of the machine's own pid namespace: it ends and all ends. ``front`` is the
-    process that made the namespace and waits for it.
+    process that made the namespace and waits for it. ``below`` is there where the disk is not mounted.
     """
 
     format: str = "aenv.gvisor-machine/1"
@@ -47,6 +48,7 @@ class Record(Model):
     facts: MemoryFacts
     disk: tuple[Path, ...]
     cgroups: tuple[Path, ...] = ()
+    below: Below | None = None
 
     def write(self, directory: Path) -> None:
         """Replace the file at once."""
@@ -146,11 +148,22 @@ class GvisorMachine:
             raise
 
     async def _capture(self, directory: Path, memory: bool, keep_running: bool) -> Capture:
+        facts = self._record.facts if memory else None
         async with self._busy:
+            if self._record.below is not None:
+                return await gvisor_commit.capture(
+                    self._directory,
+                    directory,
+                    below=self._record.below,
+                    chain=self._record.disk,
+                    facts=facts,
+                    endpoint=self.endpoint,
+                    keep_running=keep_running,
+                )
             capture = await gvisor_capture.capture(
                 self._directory,
                 directory,
-                facts=self._record.facts if memory else None,
+                facts=facts,
                 endpoint=self.endpoint,
                 disk_mib=self._record.machine.disk_mib,
                 keep_running=keep_running,

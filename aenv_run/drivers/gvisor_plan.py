@@ -7,7 +7,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Plan:
-    """What the driver wants started, beside the storage daemon."""
+    """What the driver wants started, beside the storage daemon.
+
+    ``pack`` and ``stopped`` are asked in a guest whose disk is not mounted; it may tell ``pack_bytes``.
+    """
 
     top: str
     runsc: list[str]
@@ -21,6 +24,9 @@ class Plan:
     gateway: str = ""
     addresses: str = ""
     bridge: list[str] = field(default_factory=list)
+    pack: list[str] = field(default_factory=list)
+    stopped: list[str] = field(default_factory=list)
+    pack_bytes: int = 0
     deleted: list[str] = field(default_factory=list)
     keep: str = ""
     out_of_memory_file: str = ""

@@ -12,13 +12,14 @@ from pathlib import Path
 
 from aenv_run import disk_mount
 from aenv_run.drivers.gvisor_children import Children
+from aenv_run.drivers.gvisor_level import rootfs_annotations
 from aenv_run.drivers.gvisor_supervisor import NET_SYSCTL, STATE
 
 PLATFORMS = ("systrap", "ptrace")
 ATTEMPT_S = 5.0
 
 
-def config(root: str, envd: str, cgroup: str) -> dict[str, object]:
+def config(root: str, envd: str, cgroup: str, image: str) -> dict[str, object]:
     """The smallest container that runs the daemon's ``version``."""
     kinds = ("pid", "ipc", "uts", "mount", "network")
     linux: dict[str, object] = {"namespaces": [{"type": kind} for kind in kinds]}
@@ -27,6 +28,7 @@ def config(root: str, envd: str, cgroup: str) -> dict[str, object]:
         linux["resources"] = {"memory": {"limit": 256 << 20}}
     return {
         "ociVersion": "1.0.2",
+        "annotations": rootfs_annotations(Path(image) if image else None),
         "root": {"path": root, "readonly": True},
         "process": {"user": {"uid": 0, "gid": 0}, "args": ["/run/envd", "version"], "cwd": "/"},
         "mounts": [
@@ -40,8 +42,9 @@ def config(root: str, envd: str, cgroup: str) -> dict[str, object]:
 class Trial:
     """Attempts with one runsc."""
 
-    def __init__(self, runsc: str, envd: str, flags: tuple[str, ...], directory: Path) -> None:
+    def __init__(self, runsc: str, envd: str, image: str, flags: tuple[str, ...], directory: Path) -> None:
         self._runsc, self._envd, self._flags, self._directory = runsc, envd, flags, directory
+        self._image = image
         self._children = Children()
         self._children.start_reaping()
         self._count = 0
@@ -52,7 +55,7 @@ class Trial:
         bundle = self._directory / f"bundle{self._count}"
         root = bundle / "root"
         root.mkdir(parents=True)
-        (bundle / "config.json").write_text(json.dumps(config(str(root), self._envd, cgroup)))
+        (bundle / "config.json").write_text(json.dumps(config(str(root), self._envd, cgroup, self._image)))
         argv = [self._runsc, "--root", STATE, f"--platform={platform}", f"--network={network}"]
         argv += [*self._flags, "--cpu-num-from-quota" if cgroup else "--ignore-cgroups"]
         argv += ["run", "-bundle", str(bundle), f"trial{self._count}"]
@@ -61,7 +64,7 @@ class Trial:
 
 
 def find(trial: Trial, cgroup: str) -> dict[str, object]:
-    """What works, tried in the order of what is best."""
+    """What works, tried in the order of what is best. Without a ``cgroup``: no limits, and no network."""
     said = ""
     for platform in PLATFORMS:
         said = trial.attempt(platform, network="none")
@@ -69,6 +72,8 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
             break
     else:
         return {"detail": f"no platform of runsc runs here: {said}"}
+    if not cgroup:
+        return {"platform": platform, "detail": f"{platform}, no limits by cgroups, no internet"}
     hide = bool(trial.attempt(platform, network="sandbox"))
     if hide:
         disk_mount.mount("tmpfs", NET_SYSCTL, "tmpfs", disk_mount.MS_RDONLY, "size=4k")
@@ -80,10 +85,10 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
     return {"platform": platform, "hide_net_sysctl": hide, "cgroups": not limits, "detail": ", ".join(notes)}
 
 
-def main(runsc: str, envd: str, cgroup: str, *flags: str) -> None:
+def main(runsc: str, envd: str, cgroup: str, image: str, *flags: str) -> None:
     """Try, and print the verdict."""
     disk_mount.mount("proc", "/proc", "proc")
     disk_mount.mount("tmpfs", STATE, "tmpfs")
     with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
-        verdict = find(Trial(runsc, envd, flags, Path(directory)), cgroup)
+        verdict = find(Trial(runsc, envd, image, flags, Path(directory)), cgroup)
     sys.stdout.write(json.dumps(verdict))

@@ -16,13 +16,13 @@ TIMEOUT_S = 10.0
 MAX_REPLY_BYTES, MAX_INIT_BYTES = 1 << 20, 1 << 16
 
 
-def call(path: str, method: str) -> bool:
-    """Whether the call without arguments succeeded; False says that nothing is known to have happened."""
+def call(path: str, method: str, argument: dict[str, str | int] | None = None) -> bool:
+    """Whether the call succeeded; False says that nothing is known to have happened."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(TIMEOUT_S)
         try:
             connection.connect(path)
-            connection.sendall(json.dumps({"method": f"containerManager.{method}", "arg": None}).encode())
+            connection.sendall(json.dumps({"method": f"containerManager.{method}", "arg": argument}).encode())
             data = b""
             while len(data) < MAX_REPLY_BYTES and (chunk := connection.recv(65536)):
                 data += chunk

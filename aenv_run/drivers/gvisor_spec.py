@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv_run.drivers.gvisor_level import rootfs_annotations
 from aenv_run.drivers.protocol import NetworkSlot
 from aenv_run.network.addressing import DNS
 from aenv_run.types import MachineSpec
 
 #: Names what a memory image depends on beside the facts: mounts and their order, flags, capabilities.
 SHAPE = "gvisor/1 root run-tmpfs envd-bind"
+#: The same where the disk is not mounted: what the guest writes is part of the memory image.
+SHAPE_UNMOUNTED = "gvisor/1 erofs-memory run-tmpfs envd-bind"
 DAEMON = "/run/aenv/envd"
 DAEMON_PORT = 49983
 #: Left in /tmp before a cold boot, removed by the daemon: see ``disk_mount.prepare_root``.
@@ -34,13 +37,14 @@ Value = str | int | bool | list["Value"] | dict[str, "Value"]
 
 @dataclass(frozen=True)
 class Container:
-    """One container to describe."""
+    """One container to describe. ``image`` is the root file system that runsc reads by itself, below memory."""
 
     machine: MachineSpec
     root: Path
     envd: Path
     network: NetworkSlot | None
     cgroup: str | None
+    image: Path | None = None
 
 
 def _mount(destination: str, kind: str, *options: str, source: str | None = None) -> Value:
@@ -80,6 +84,7 @@ def describe(container: Container) -> dict[str, Value]:
     }
     return {
         "ociVersion": "1.0.2",
+        "annotations": {**rootfs_annotations(container.image)},
         "hostname": "sandbox",
         "root": {"path": str(container.root), "readonly": False},
         "process": {

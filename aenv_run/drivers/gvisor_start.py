@@ -36,11 +36,11 @@ class Storage:
 
 
 def main(directory: str, answer_to: int, argv: list[str]) -> None:
-    """Start the storage daemon ``argv`` in ``directory``, then run the machine of its ``plan.json``."""
+    """Start the storage daemon ``argv``, if any, in ``directory``, then the machine of its ``plan.json``."""
     os.chdir(directory)
     os.set_inheritable(answer_to, False)
     try:
-        storage = Storage(argv)
+        storage = Storage(argv) if argv else None
     except OSError as error:
         os.write(answer_to, f'{{"error": "{argv[0]} could not be started: {error.strerror}"}}\n'.encode())
         return

@@ -17,18 +17,19 @@ from pathlib import Path
 
 from aenv_run import disk_mount
 from aenv_run.disk_mount import DiskError, JsonValue
-from aenv_run.drivers import gvisor_sentry, gvisor_slot
+from aenv_run.drivers import gvisor_disk, gvisor_sentry, gvisor_slot
 from aenv_run.drivers.gvisor_children import Children
+from aenv_run.drivers.gvisor_disk import MountedDisk
 from aenv_run.drivers.gvisor_forward import Forwarder
 from aenv_run.drivers.gvisor_gate import Gate, GateError
-from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG, Storage
+from aenv_run.drivers.gvisor_start import Storage
 
 TYPE_CHECKING = False  # see aenv_run/__init__.py
 if TYPE_CHECKING:
     from aenv_run.drivers.gvisor_plan import Plan
 
 PLAN, CONTROL, EXIT, CONSOLE = "plan.json", "control.sock", "exit.json", "console.log"
-ROOT, BUNDLE, PID_FILE = "root", "bundle", "sentry.pid"
+BUNDLE, PID_FILE, PACK = "bundle", "sentry.pid", "disk.pack"
 #: A place for runsc's own state that every proc has, that nobody uses and that goes away with the namespace.
 STATE = "/proc/driver"
 NET_SYSCTL = "/proc/sys/net"
@@ -59,15 +60,15 @@ class Failure(Exception):
 class Supervisor:
     """One machine. Requests are served one at a time; ``ended`` is set when the machine is over."""
 
-    def __init__(self, plan: Plan, started: Storage) -> None:
-        self._plan, self._started = plan, started
+    def __init__(self, plan: Plan, storage: Storage | None) -> None:
+        """Without ``storage`` there is no disk to mount: the guest writes into memory, and tells what."""
+        self._plan, self._storage = plan, storage
         self._children = Children()
-        self._storage: disk_mount.StorageDaemon | None = None
+        self._disk: MountedDisk | None = None
         self._forwarder: Forwarder | None = None
         self._gate = Gate(plan.router_netns, plan.guest_address) if plan.router_netns else None
         self._busy = threading.Lock()
         self._paused = False
-        self._top = plan.top
         self._reason = ""
         self.ended = threading.Event()
 
@@ -76,13 +77,12 @@ class Supervisor:
     def start(self) -> Json:
         """Bring the machine up; what the driver must know of it."""
         self._mounts()
-        self._open_disk()
-        # The storage daemon stays behind in a namespace without the mount of what it serves. Killed as its last
-        # process it would unmount that file system, and wait for ever for itself to write it (measured).
-        disk_mount.unshare_mounts()
+        if self._storage is not None:
+            self._disk = MountedDisk(self._children, self._storage, self._plan.top)
         self._children.start_reaping()
-        self._children.adopt(self._started.pid, self._storage_ended)
-        self._mount_disk()
+        if self._disk is not None:
+            self._children.adopt(self._disk.pid, self._storage_ended)
+            self._disk.mount(check=self._plan.check_disk, keep="" if self._plan.restore else self._plan.keep)
         if self._plan.netns:
             self._put_addresses()
         self._start_runsc()
@@ -103,32 +103,6 @@ class Supervisor:
         if self._plan.hide_net_sysctl:
             # runsc takes this directory's existence as a sign of the host's own network namespace and refuses.
             disk_mount.mount("tmpfs", NET_SYSCTL, "tmpfs", disk_mount.MS_RDONLY, "size=4k")
-
-    def _open_disk(self) -> None:
-        """Return when the storage daemon's export is there."""
-        self._storage = disk_mount.StorageDaemon(socket.socket(fileno=self._started.monitor))
-        try:
-            self._storage.greet(START_S)
-        except DiskError as error:
-            raise Failure(f"{error}: {_tail(STORAGE_LOG)}") from error
-
-    def _mount_disk(self) -> None:
-        if self._plan.check_disk:
-            self._check_disk()
-        Path(ROOT).mkdir(exist_ok=True)
-        disk_mount.mount_image(IMAGE, ROOT)
-        if not self._plan.restore:
-            disk_mount.prepare_root(ROOT, self._plan.keep)
-
-    def _check_disk(self) -> None:
-        """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, look at all of it."""
-        # -p repairs nothing of doubt (-y would, and hide the damage from the second look). Exit codes: e2fsck(8).
-        for arguments, accepted in ((["-E", "journal_only", "-p"], (0, 1)), (["-f", "-n"], (0,))):
-            code, said = self._children.run(["e2fsck", *arguments, IMAGE], timeout_s=CHECKPOINT_S)
-            if code not in accepted:
-                raise Failure(
-                    f"the file system of the disk is damaged, it was not mounted: {said[-1500:]}", "corrupt"
-                )
 
     def _put_addresses(self) -> None:
         """runsc takes them off the interface at every start; a slot that is new has them."""
@@ -163,7 +137,7 @@ class Supervisor:
     # -- end -----------------------------------------------------------------------------------------------
 
     def _storage_ended(self, code: int) -> None:
-        self._over(f"its disk service ended (code {code}): {_tail(STORAGE_LOG)}")
+        self._over(f"its disk service ended (code {code}): {gvisor_disk.said()}")
 
     def _sentry_ended(self, code: int) -> None:
         if code != 0 and _count(self._plan.out_of_memory_file, "oom_kill") > 0:
@@ -213,7 +187,8 @@ class Supervisor:
     def _answer(self, request: Json) -> Json:
         try:
             if request.get("op") == "state":
-                return {"paused": self._paused, "top": self._top, "over": self.ended.is_set()}
+                top = self._disk.top if self._disk else ""
+                return {"paused": self._paused, "top": top, "over": self.ended.is_set()}
             with self._busy:
                 return self._act(request)
         except Failure as error:
@@ -232,7 +207,7 @@ class Supervisor:
                 self._set_paused(False)
                 self._let_in()
             case "capture":
-                return {"stopped_ms": self._capture(request)}
+                return {"stopped_ms": self._capture(request) if self._disk else self._capture_packed(request)}
             case _:
                 raise Failure(f"unknown request {request.get('op')}")
         return {}
@@ -251,29 +226,58 @@ class Supervisor:
 
     def _capture(self, request: Json) -> float:
         """Memory, then the disk (a checkpoint still writes times of files), then on. Sealing is the last step."""
-        assert self._storage is not None
+        assert self._disk is not None
         was_paused, with_memory = self._paused, bool(request["memory"])
         node = request["node"]
         assert isinstance(node, dict)
-        self._storage.execute("blockdev-add", node)
+        self._disk.add(node)
         done = False
         started = time.perf_counter()
         try:
-            disk_mount.sync(ROOT)  # most of it is written while the machine still runs
+            self._disk.sync()  # most of it is written while the machine still runs
             if with_memory:
                 self._let_go(str(request["host"]), int(str(request["port"])))
             started = time.perf_counter()
             self._set_paused(True)
             if with_memory:
                 self._checkpoint(str(request["directory"]))
-            disk_mount.sync(ROOT)
-            overlay = str(node["node-name"])
-            self._storage.execute("blockdev-snapshot", {"node": self._top, "overlay": overlay})
-            self._top, done = overlay, True
+            self._disk.sync()
+            self._disk.seal(node)
+            done = True
         finally:
             if not done:
-                with contextlib.suppress(DiskError):
-                    self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
+                self._disk.drop(node)
+            self._set_paused(was_paused or (done and not request["keep_running"]))
+            if not self._paused:  # else whoever resumes it
+                self._let_in()
+        return (time.perf_counter() - started) * 1000
+
+    def _capture_packed(self, request: Json) -> float:
+        """All of the guest stands still while a process of ours there tells what its disk holds; then memory."""
+        from aenv_run.drivers.gvisor_pack import Packer, PackError  # where the disk is mounted nobody needs it
+
+        was_paused, with_memory = self._paused, bool(request["memory"])
+        packer = Packer(self._children, self._runsc("exec"), self._runsc("kill"), CONTAINER, SENTRY_SOCKET)
+        done = False
+        started = time.perf_counter()
+        try:
+            if with_memory:
+                self._let_go(str(request["host"]), int(str(request["port"])))
+            self._set_paused(False)
+            stopped = packer.stopped(self._plan.stopped)
+            started = time.perf_counter()
+            packer.stop()
+            try:
+                packer.pack(self._plan.pack, PACK, self._plan.pack_bytes)
+                self._set_paused(True)  # nobody runs between the one and the other
+            finally:
+                packer.go_on(stopped)
+            if with_memory:
+                self._checkpoint(str(request["directory"]))
+            done = True
+        except PackError as error:
+            raise Failure(str(error)) from error
+        finally:
             self._set_paused(was_paused or (done and not request["keep_running"]))
             if not self._paused:  # else whoever resumes it
                 self._let_in()
@@ -332,13 +336,6 @@ def _append(name: str) -> int:
     return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
-def _tail(name: str) -> str:
-    try:
-        return Path(name).read_bytes()[-2000:].decode(errors="replace").strip() or "it said nothing"
-    except OSError:
-        return "it said nothing"
-
-
 def _head(name: str) -> str:
     """What a program that failed said first: a panic's reason, not the end of its stacks."""
     try:
@@ -348,8 +345,8 @@ def _head(name: str) -> str:
     return said.partition("\ngoroutine ")[0].strip()[:2000] or "it said nothing"
 
 
-def run(answer_to: int, storage: Storage) -> None:
-    """Run the machine that ``plan.json`` describes until it is over; its storage daemon was started already."""
+def run(answer_to: int, storage: Storage | None) -> None:
+    """Run the machine that ``plan.json`` describes until it is over; its storage daemon, if any, was started."""
     answer: Json
     supervisor: Supervisor | None = None
     try:

@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 import pytest_asyncio
 
-from aenv_run.drivers.protocol import DriverName
-from aenv_run.drivers.select import select
 from aenv_run.paths import Home
-from tests.contracts.machines import Bench, make_bench, need_runsc
-
-DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
+from tests.contracts.machines import DRIVERS, Bench, make_bench, make_driver, need_runsc
 
 
 @pytest.fixture(scope="session")
@@ -22,8 +18,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
 @pytest_asyncio.fixture(scope="session", loop_scope="session", params=DRIVERS)
 async def bench(request: pytest.FixtureRequest, home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """The driver under test with a captured machine."""
-    name: DriverName = request.param
-    if name is DriverName.GVISOR:
+    name: str = request.param
+    if name != "qemu":
         need_runsc()
-    selected = await select(name, home)
-    return await make_bench(selected.driver, home, tmp_path_factory.mktemp(f"machines-{name}"))
+    return await make_bench(make_driver(name, home), home, tmp_path_factory.mktemp(f"machines-{name}"), name)

@@ -15,7 +15,10 @@ import pytest
 
 from aenv_run import disk, process
 from aenv_run.capture import Capture
+from aenv_run.drivers.gvisor import GvisorDriver
+from aenv_run.drivers.gvisor_level import Level
 from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
+from aenv_run.drivers.qemu import QemuDriver
 from aenv_run.guest import Command, Guest
 from aenv_run.paths import Home
 from aenv_run.types import MachineSpec
@@ -39,6 +42,17 @@ APPLETS = (
 )
 #: Counts in a shell variable (memory) and in a file (disk); USR1 writes the variable to /value.
 COUNTER = "trap 'echo $i >/value' USR1; i=0; while :; do i=$((i+1)); echo $i >/counter; sleep 0.3; done"
+
+
+#: Every driver, and every level at which one works without root; root in a test may use those as well.
+DRIVERS = ("qemu", "gvisor", "gvisor-none")
+
+
+def make_driver(name: str, home: Home) -> Driver:
+    """The driver of one of ``DRIVERS``."""
+    if name == "qemu":
+        return QemuDriver(home)
+    return GvisorDriver(home, Level.NONE if name == "gvisor-none" else Level.ROOT)
 
 
 def make_tree(root: Path) -> Path:
@@ -115,6 +129,7 @@ class Bench:
     root: Path
     disk: tuple[Path, ...]
     seed: Capture
+    name: str
     machine: MachineSpec = MACHINE
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -175,12 +190,12 @@ class Bench:
             yield machine
 
 
-async def make_bench(driver: Driver, home: Home, root: Path) -> Bench:
+async def make_bench(driver: Driver, home: Home, root: Path, name: str) -> Bench:
     """Make the image, boot it, start the counter, capture it."""
     image = root / "base.qcow2"
     await disk.make_image(make_tree(root / "tree"), MACHINE.disk_mib, image)
     image.chmod(0o444)
-    bench = Bench(driver, home, root, (image,), Capture(root))
+    bench = Bench(driver, home, root, (image,), Capture(root), name)
     async with bench.running(bench.cold()) as machine:
         await sh(machine, "echo seed >/seed")
         await start_counter(machine)

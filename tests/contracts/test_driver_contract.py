@@ -386,19 +386,19 @@ def start_elsewhere(bench: Bench, spec: RestoreSpec) -> int:
     import asyncio, pathlib
     from pathlib import PosixPath
     from aenv_run.drivers.protocol import RestoreSpec
-    from aenv_run.drivers.select import select
     from aenv_run.paths import Home
     from aenv_run.snapshot import MemoryFacts
     from aenv_run.types import Digest, MachineSpec
+    from tests.contracts.machines import make_driver
 
     async def main():
-        selected = await select({str(bench.driver.name)!r}, Home(pathlib.Path({str(bench.home.root)!r})))
+        driver = make_driver({bench.name!r}, Home(pathlib.Path({str(bench.home.root)!r})))
         facts = MemoryFacts.model_validate_json({spec.facts.model_dump_json() if spec.facts else ""!r})
         spec = RestoreSpec(
             MachineSpec(**{spec.machine.model_dump()!r}), {spec.disk!r}, {spec.directory!r},
             ephemeral={spec.ephemeral!r}, memory={spec.memory!r}, facts=facts,
         )
-        print((await selected.driver.restore(spec)).pid)
+        print((await driver.restore(spec)).pid)
 
     asyncio.run(main())
     """

@@ -24,7 +24,16 @@ from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, Sandbo
 from aenv_run.guest import Command, Guest
 from aenv_run.network.addressing import DNS
 from aenv_run.paths import Home
-from tests.contracts.machines import Bench, make_bench, make_tree, need_runsc, prepare_capture, processes_in, sh
+from tests.contracts.machines import (
+    Bench,
+    make_bench,
+    make_driver,
+    make_tree,
+    need_runsc,
+    prepare_capture,
+    processes_in,
+    sh,
+)
 
 SUBNET = "10.213.77"
 NUMBERS = itertools.count()
@@ -34,8 +43,7 @@ NUMBERS = itertools.count()
 async def gvisor(home: Home, tmp_path_factory: pytest.TempPathFactory) -> Bench:
     """A captured machine of the gVisor driver."""
     need_runsc()
-    selected = await select(DriverName.GVISOR, home)
-    return await make_bench(selected.driver, home, tmp_path_factory.mktemp("gvisor"))
+    return await make_bench(make_driver("gvisor", home), home, tmp_path_factory.mktemp("gvisor"), "gvisor")
 
 
 async def start_process(machine: Machine, script: str) -> None:

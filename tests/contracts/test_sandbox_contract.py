@@ -34,7 +34,6 @@ from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import PoolRequest
 from aenv_run.paths import Home
 from aenv_run.sdk_commands import AsyncCommandHandle
-from tests.contracts.conftest import DRIVERS
 from tests.contracts.machines import need_runsc
 from tests.e2e.conftest import ROOT, environment, node_home
 from tests.e2e.tiny import make_tiny
@@ -71,7 +70,7 @@ def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
         yield home
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=DRIVERS)
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=("qemu", "gvisor"))
 async def seed(request: pytest.FixtureRequest, own_home: Home) -> Seed:
     driver = str(request.param)
     if driver == "gvisor":

@@ -105,7 +105,7 @@ async def test_the_same_tree_gives_the_same_image_and_so_does_its_copy(tmp_path:
     await process.check(
         ["qemu-img", "convert", "-O", "raw", str(images[0]), str(raw)], what="no raw image", timeout_s=60
     )
-    await process.check([disk._program("e2fsck"), "-fn", str(raw)], what="the file system is broken", timeout_s=60)
+    await process.check([disk.program("e2fsck"), "-fn", str(raw)], what="the file system is broken", timeout_s=60)
     # root, d, 50 files and the link (hard shares f2's), lost+found
     assert len(disk.used_inodes(raw)) == 1 + 1 + 50 + 1 + 1
 

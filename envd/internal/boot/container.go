@@ -19,6 +19,9 @@ const KeepFile = "/tmp/.aenv-keep"
 // already, then runs the daemon and reaps. It returns the daemon's exit code.
 func Container(dns string) int {
 	syscall.Umask(0o022)
+	if err := rememberDevices(); err != nil {
+		say("device of the disk: %v", err)
+	}
 	_ = os.Remove(KeepFile)
 	if err := os.Chmod("/tmp", 0o777|os.ModeSticky); err != nil {
 		say("mode of /tmp: %v", err)

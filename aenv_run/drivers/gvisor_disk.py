@@ -1,0 +1,82 @@
+"""The disk of a sandbox as a mounted file system: storage daemon, FUSE export, loop device; for root alone.
+
+Standard library only: part of the supervisor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from pathlib import Path
+
+from aenv_run import disk_mount
+from aenv_run.disk_mount import DiskError, JsonValue
+from aenv_run.drivers.gvisor_children import Children
+from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG, Storage
+
+ROOT = "root"
+START_S, CHECK_S = 60.0, 600.0
+
+
+class MountedDisk:
+    """Made before the process has threads: it leaves its mount namespace to the storage daemon.
+
+    Killed as the last process of its namespace the daemon would unmount the file system that it serves, and wait
+    for ever for itself to write it (measured).
+    """
+
+    def __init__(self, children: Children, storage: Storage, top: str) -> None:
+        """Return when the storage daemon's export is there."""
+        self._children = children
+        self.top, self.pid = top, storage.pid
+        self._storage = disk_mount.StorageDaemon(socket.socket(fileno=storage.monitor))
+        try:
+            self._storage.greet(START_S)
+        except DiskError as error:
+            raise DiskError(f"{error}: {said()}") from error
+        disk_mount.unshare_mounts()
+
+    def mount(self, *, check: bool, keep: str) -> None:
+        """Mount it, if need be after a check. With ``keep`` it is a cold boot: see ``prepare_root``."""
+        if check:
+            self._check()
+        Path(ROOT).mkdir(exist_ok=True)
+        disk_mount.mount_image(IMAGE, ROOT)
+        if keep:
+            disk_mount.prepare_root(ROOT, keep)
+
+    def _check(self) -> None:
+        """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, look at all of it."""
+        # -p repairs nothing of doubt (-y would, and hide the damage from the second look). Exit codes: e2fsck(8).
+        for arguments, accepted in ((["-E", "journal_only", "-p"], (0, 1)), (["-f", "-n"], (0,))):
+            code, output = self._children.run(["e2fsck", *arguments, IMAGE], timeout_s=CHECK_S)
+            if code not in accepted:
+                message = f"the file system of the disk is damaged, it was not mounted: {output[-1500:]}"
+                raise DiskError(message, corrupt=True)
+
+    def sync(self) -> None:
+        """Flush what the guest wrote."""
+        disk_mount.sync(ROOT)
+
+    def add(self, node: dict[str, JsonValue]) -> None:
+        """Open the overlay that is to be the next one."""
+        self._storage.execute("blockdev-add", node)
+
+    def seal(self, node: dict[str, JsonValue]) -> None:
+        """From now on the guest writes into it; what was the top is sealed."""
+        overlay = str(node["node-name"])
+        self._storage.execute("blockdev-snapshot", {"node": self.top, "overlay": overlay})
+        self.top = overlay
+
+    def drop(self, node: dict[str, JsonValue]) -> None:
+        """Undo ``add``."""
+        with contextlib.suppress(DiskError):
+            self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
+
+
+def said() -> str:
+    """The last that the storage daemon said."""
+    try:
+        return Path(STORAGE_LOG).read_bytes()[-2000:].decode(errors="replace").strip() or "it said nothing"
+    except OSError:
+        return "it said nothing"
