@@ -256,7 +256,8 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/sandboxes/{sandbox_id}/resume")
     async def resume(sandbox_id: str, body: ResumeRequest) -> SandboxInfo:
         node = await service.node()
-        return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, cold=body.cold)
+        settings = {"cold": body.cold, "hooks": body.hooks}
+        return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, **settings)
 
     @app.post("/sandboxes/{sandbox_id}/reset", status_code=201)
     async def reset(sandbox_id: str, body: ResetRequest) -> SandboxInfo:

@@ -112,12 +112,12 @@ class Node:
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
         snapshot, record = await self._launcher.plan(request, resolved)
-        if record.machine == snapshot.machine and not request.cold:
+        if record.machine == snapshot.machine and request.hooks and not request.cold:
             warm = self.pools.take(resolved.snapshot_id, record.driver)
             if warm is not None and (claimed := await self._claim(warm, record)) is not None:
                 return claimed
         sandbox = await self._launcher.make(record, snapshot, memory=not request.cold)
-        await self._launch(sandbox, cold=request.cold)
+        await self._launch(sandbox, cold=request.cold, hooks=request.hooks)
         self._trim_soon()
         return self.info(sandbox)
 
@@ -196,10 +196,12 @@ class Node:
         self.changed.set()
         return self.info(sandbox)
 
-    async def resume(self, sandbox: HostedSandbox, *, timeout_s: float, cold: bool) -> SandboxInfo:
+    async def resume(
+        self, sandbox: HostedSandbox, *, timeout_s: float, cold: bool, hooks: bool = True
+    ) -> SandboxInfo:
         """Resume for ``timeout_s``."""
         async with self._launches:
-            await sandbox.resume(expires_at_s=time.time() + timeout_s, cold=cold)
+            await sandbox.resume(expires_at_s=time.time() + timeout_s, cold=cold, hooks=hooks)
         self.changed.set()
         return self.info(sandbox)
 
@@ -317,11 +319,11 @@ class Node:
 
     # -- pieces --------------------------------------------------------------------------------------------
 
-    async def _launch(self, sandbox: HostedSandbox, *, cold: bool = False) -> None:
+    async def _launch(self, sandbox: HostedSandbox, *, cold: bool = False, hooks: bool = True) -> None:
         self._sandboxes[sandbox.id] = sandbox
         try:
             async with self._launches:
-                await sandbox.launch(cold=cold)
+                await sandbox.launch(cold=cold, hooks=hooks)
         except BaseException:
             await to_the_end(self.kill(sandbox))
             raise

@@ -60,6 +60,7 @@ class CreateRequest(Model):
     metadata: dict[str, str] = Field(default_factory=dict, max_length=256)
     env: dict[str, str] = Field(default_factory=dict, max_length=1024)
     cold: bool = Field(False, description="ignore the memory part: boot from the disk")
+    hooks: bool = Field(True, description="run the snapshot's hooks in what is restored")
     internet: bool | None = Field(None, description="reach public addresses; None: as far as this node can")
     allow: tuple[str, ...] = Field((), description="CIDRs and domains: then nothing else")
     deny: tuple[str, ...] = Field((), description="CIDRs and domains, stronger than allow")
@@ -186,10 +187,14 @@ class SandboxList(Model):
 
 
 class ResumeRequest(Model):
-    """Resume for another ``timeout_s``; ``cold`` boots from the disk when the memory cannot be used."""
+    """Resume for another ``timeout_s``; ``cold`` boots from the disk when the memory cannot be used.
+
+    Without ``hooks`` those of the sandbox do not run this time.
+    """
 
     timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
     cold: bool = False
+    hooks: bool = True
 
 
 class TimeoutRequest(Model):

@@ -64,12 +64,12 @@ class HostedSandbox:
 
     # -- operations ----------------------------------------------------------------------------------------
 
-    async def launch(self, *, cold: bool = False) -> None:
+    async def launch(self, *, cold: bool = False, hooks: bool = True) -> None:
         """From STARTING to RUNNING. On failure nothing of it is left; the caller forgets it."""
         try:
             async with self._tracked():
                 start: Start = "launch" if self.record.parent is None else "fork"
-                chosen = await self._held.bring_up(self.record, start, cold=cold)
+                chosen = await self._held.bring_up(self.record, start if hooks else None, cold=cold)
                 restored = self.record.memory is not None and not cold
                 await self._settle_running(chosen, origin="restored" if restored else "booted")
         except BaseException:
@@ -127,14 +127,14 @@ class HostedSandbox:
         except (AenvError, OSError) as error:
             log.error("sandbox %s is paused, but not all of its machine could be removed: %s", self.id, error)
 
-    async def resume(self, *, expires_at_s: float | None, cold: bool = False) -> None:
+    async def resume(self, *, expires_at_s: float | None, cold: bool = False, hooks: bool = True) -> None:
         """Back from its files, on a new machine."""
         async with self._operation(Operation.RESUME):
             try:
-                chosen = await self._held.bring_up(self.record, "resume", cold=cold)
+                chosen = await self._held.bring_up(self.record, "resume" if hooks else None, cold=cold)
                 origin = "booted" if cold else "restored"
-                hooks = None if cold else self.record.hooks  # what they were for is gone
-                await self._settle_running(chosen, origin=origin, expires_at_s=expires_at_s, hooks=hooks)
+                kept = None if cold else self.record.hooks  # what they were for is gone
+                await self._settle_running(chosen, origin=origin, expires_at_s=expires_at_s, hooks=kept)
             except BaseException:
                 await to_the_end(self._release())
                 raise

@@ -22,8 +22,8 @@ SILENCE_S = 10.0
 LAST_LINES = 10
 LAST_BYTES = 4096
 FIX = (
-    "mend what it does (`aenv catalog show` lists the hooks of a snapshot), or start from the disk alone, "
-    "which runs no hook: `--cold`, or cold=True in Python"
+    "to look at the guest, start or resume it without hooks (`--no-hooks`, or hooks=False in Python); "
+    "then mend the hook or what it calls, and make the snapshot anew"
 )
 
 

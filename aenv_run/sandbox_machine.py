@@ -49,10 +49,10 @@ class SandboxMachine:
 
     # -- start ---------------------------------------------------------------------------------------------
 
-    async def bring_up(self, record: Record, start: Start, *, cold: bool) -> Chosen:
+    async def bring_up(self, record: Record, start: Start | None, *, cold: bool) -> Chosen:
         """A machine from the record's files whose guest has its identity, so that others may call it.
 
-        If it is restored, the hooks have run too.
+        If it is restored, the hooks for this ``start`` have run too (None: none do).
         """
         memory = None if cold else record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
@@ -80,12 +80,14 @@ class SandboxMachine:
         await machine.resume()
         await self._greet(record, machine, "launch", restored=True)
 
-    async def _greet(self, record: Record, machine: Machine, start: Start, *, restored: bool) -> None:
+    async def _greet(
+        self, record: Record, machine: Machine, start: Start | None, *, restored: bool
+    ) -> None:
         guest = self._tools.guests(machine.endpoint, None)
         self.guest = guest
         try:
             await self._introduce(record, machine, guest, restored=restored)
-            if restored:
+            if restored and start is not None:
                 await run_hooks(record, guest, start)
         except SandboxDead as error:
             console = await machine.console()

@@ -261,6 +261,7 @@ class Sandbox:
         metadata: dict[str, str] | None = None,
         envs: dict[str, str] | None = None,
         cold: bool = False,
+        hooks: bool = True,
         on_timeout: Literal["kill", "pause"] = "kill",
         internet: bool | None = None,
         allow: Sequence[str] = (),
@@ -278,6 +279,7 @@ class Sandbox:
             metadata=metadata,
             envs=envs,
             cold=cold,
+            hooks=hooks,
             on_timeout=on_timeout,
             internet=internet,
             allow=allow,
@@ -317,9 +319,9 @@ class Sandbox:
         """Keep memory and disk in files and end the machine."""
         _loop.run(self._async.pause())
 
-    def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False) -> None:
+    def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False, hooks: bool = True) -> None:
         """Go on where ``pause`` stopped."""
-        _loop.run(self._async.resume(timeout=timeout, cold=cold))
+        _loop.run(self._async.resume(timeout=timeout, cold=cold, hooks=hooks))
 
     def fork(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Sequence[Self | AenvError]:
         """``n`` copies; an entry is a sandbox, or why that child could not be had."""

@@ -67,6 +67,7 @@ class AsyncSandbox:
         metadata: dict[str, str] | None = None,
         envs: dict[str, str] | None = None,
         cold: bool = False,
+        hooks: bool = True,
         on_timeout: Literal["kill", "pause"] = "kill",
         internet: bool | None = None,
         allow: Sequence[str] = (),
@@ -81,6 +82,7 @@ class AsyncSandbox:
 
         ``timeout`` seconds from now it is killed, or paused with ``on_timeout="pause"``. ``cold`` boots from
         the disk and ignores the memory part; ``memory_mib`` and ``cpus`` may then differ from the snapshot's.
+        Without ``hooks`` the snapshot's do not run: this sandbox may be a copy of another.
 
         ``internet``: reach public addresses; on by default where the node can give each sandbox a network of its
         own, off elsewhere (docs/network.md). ``allow`` and ``deny`` take CIDRs and domains. ``publish`` brings
@@ -95,6 +97,7 @@ class AsyncSandbox:
             metadata=metadata or {},
             env=envs or {},
             cold=cold,
+            hooks=hooks,
             internet=internet,
             allow=tuple(allow),
             deny=tuple(deny),
@@ -152,9 +155,10 @@ class AsyncSandbox:
         """Keep memory and disk in files and end the machine. Its timeout stops counting."""
         self._take(await self._node.pause(self.sandbox_id))
 
-    async def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False) -> None:
+    async def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False, hooks: bool = True) -> None:
         """Go on where ``pause`` stopped, for another ``timeout`` seconds."""
-        self._take(await self._node.resume(self.sandbox_id, ResumeRequest(timeout_s=timeout, cold=cold)))
+        request = ResumeRequest(timeout_s=timeout, cold=cold, hooks=hooks)
+        self._take(await self._node.resume(self.sandbox_id, request))
 
     async def fork(self, n: int = 1, *, timeout: float = DEFAULT_TIMEOUT_S) -> Sequence[Self | AenvError]:
         """``n`` copies of its present state; an entry is a sandbox, or why that child could not be had."""

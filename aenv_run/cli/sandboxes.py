@@ -47,6 +47,7 @@ ttl_option = click.option(
     "--metadata", multiple=True, metavar="NAME=VALUE", help="Kept with it and shown by `aenv ls --json`."
 )
 @click.option("--cold", is_flag=True, help="Ignore the snapshot's memory: boot from its disk.")
+@click.option("--no-hooks", is_flag=True, help="Do not run what the snapshot has for restored guests.")
 @click.option("--memory", type=int, metavar="MIB", help="Another size than the snapshot's; with --cold only.")
 @click.option("--cpus", type=int, help="Another number than the snapshot's; with --cold only.")
 @click.option(
@@ -64,6 +65,7 @@ def start(
     env: tuple[str, ...],
     metadata: tuple[str, ...],
     cold: bool,
+    no_hooks: bool,
     memory: int | None,
     cpus: int | None,
     internet: bool | None,
@@ -81,6 +83,7 @@ def start(
         env=pairs(env, "--env"),
         metadata=pairs(metadata, "--metadata"),
         cold=cold,
+        hooks=not no_hooks,
         memory_mib=memory,
         cpus=cpus,
         internet=internet,
@@ -160,9 +163,10 @@ def pause(sandbox_id: str) -> None:
 @sandbox_argument
 @ttl_option
 @click.option("--cold", is_flag=True, help="Boot from its disk; what was in memory is lost.")
-def resume(sandbox_id: str, ttl: str, cold: bool) -> None:
+@click.option("--no-hooks", is_flag=True, help="Do not run its hooks this time.")
+def resume(sandbox_id: str, ttl: str, cold: bool, no_hooks: bool) -> None:
     """Go on where `aenv pause` stopped."""
-    request = ResumeRequest(timeout_s=parse_duration(ttl), cold=cold)
+    request = ResumeRequest(timeout_s=parse_duration(ttl), cold=cold, hooks=not no_hooks)
     with spinner("resuming"):
         info = run_async(NodeClient().resume(sandbox_id, request))
     click.echo(info.sandbox_id)

@@ -61,7 +61,7 @@ def node_home(directory: Path) -> Iterator[Home]:
 
 @pytest.fixture(scope="session")
 def warm_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[DriverName], Warm]]:
-    """By driver: a home with the snapshots ``warm:1`` and ``warm-hooked:1``, begun when first asked for."""
+    """By driver: a home with the snapshots ``warm-python:1`` and ``plain:1``, begun when first asked for."""
     made: dict[DriverName, Warm] = {}
 
     def of(driver: DriverName) -> Warm:
@@ -108,7 +108,7 @@ def driver(request: pytest.FixtureRequest) -> DriverName:
 
 @pytest.fixture
 def warm(driver: DriverName, warm_homes: Callable[[DriverName], Warm], monkeypatch: pytest.MonkeyPatch) -> Home:
-    """A home of that driver whose snapshots ``warm`` and ``warm-hooked`` are two minutes old."""
+    """A home of that driver whose snapshots ``warm-python`` and ``plain`` are two minutes old."""
     monkeypatch.setenv("AENV_DRIVER", driver)  # a setting of the node, which calls from here compare
     found = warm_homes(driver)
     found.wait()

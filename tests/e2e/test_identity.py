@@ -42,13 +42,13 @@ async def ask(sandbox: AsyncSandbox) -> tuple[float, Answer]:
 
 async def launched(home: Home) -> Sequence[AsyncSandbox]:
     """Sixteen of the snapshot itself."""
-    made = (AsyncSandbox.create("warm", home=home, timeout=800) for _ in range(CHILDREN))
+    made = (AsyncSandbox.create("plain", home=home, timeout=800) for _ in range(CHILDREN))
     return await asyncio.gather(*made)
 
 
 async def forked(home: Home) -> Sequence[AsyncSandbox]:
     """Sixteen forked at once from a running one."""
-    async with await AsyncSandbox.create("warm", home=home, timeout=800) as parent:
+    async with await AsyncSandbox.create("plain", home=home, timeout=800) as parent:
         entries = await parent.fork(CHILDREN, timeout=800)
     assert not [entry for entry in entries if isinstance(entry, AenvError)]
     return [entry for entry in entries if isinstance(entry, AsyncSandbox)]
@@ -76,11 +76,11 @@ async def test_sixteen_children_have_the_time_and_nothing_in_common(
 
 async def test_a_seeded_generator_is_alike_in_all_copies_unless_a_hook_reseeds_it(warm: Home) -> None:
     drawn: dict[str, list[Answer]] = {}
-    for name in ("warm", "warm-hooked"):
+    for name in ("plain", "warm-python"):
         copies = [await AsyncSandbox.create(name, home=warm, timeout=600) for _ in range(2)]
         try:
             drawn[name] = [answer((await copy.commands.run(list(ASK), check=True)).stdout) for copy in copies]
-            if name == "warm-hooked":  # and again in a child of one, which is a copy of that one's memory
+            if name == "warm-python":  # and again in a child of one, which is a copy of that one's memory
                 (child,) = await copies[0].fork(1)
                 assert isinstance(child, AsyncSandbox), child
                 copies.append(child)
@@ -89,6 +89,6 @@ async def test_a_seeded_generator_is_alike_in_all_copies_unless_a_hook_reseeds_i
                 ]
         finally:
             await asyncio.gather(*(copy.kill() for copy in copies))
-    assert len({one.random for one in drawn["warm"]}) == 1
-    assert len({one.random for one in (*drawn["warm-hooked"], *drawn["next"])}) == 4
+    assert len({one.random for one in drawn["plain"]}) == 1
+    assert len({one.random for one in (*drawn["warm-python"], *drawn["next"])}) == 4
     assert len({one.born for ones in drawn.values() for one in ones}) == 1

@@ -1,12 +1,11 @@
-"""A guest with Python in it, and snapshots of it with an interpreter that runs: ``warm`` and ``warm-hooked``.
+"""Snapshots of ``recipes/warm-python.yaml`` on a small base: ``warm-python``, and ``plain`` without its hook.
 
 The interpreter is the host's own, with exactly the modules that the program imports, so that no bootstrap of
-minutes is needed. The program answers each connection with what it sees now.
+minutes is needed.
 """
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -20,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import yaml
 
 from aenv_run.config import open_repository
 from aenv_run.drivers.protocol import DriverName
@@ -29,59 +29,16 @@ from tests.contracts.machines import need_runsc
 from tests.e2e.test_build import make_base
 
 DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
+ROOT = Path(__file__).parents[2]
+SERVER = ROOT / "examples/warm-python/server.py"
 PORT = 8000
 #: How old the snapshot is when its children are made.
 AGE_S = 120.0
-PROGRAM = f"""\
-import json, os, random, signal, socket, time, uuid
-
-random.seed(7)
-born = uuid.uuid4().hex
-
-
-def reseed(number, frame):
-    random.seed(os.getrandom(32))
-    open("/dev/shm/reseeded", "w").close()
-
-
-def state():
-    return dict(
-        time_s=time.time(),
-        getrandom=os.getrandom(16).hex(),
-        uuid4=str(uuid.uuid4()),
-        boot_id=open("/proc/sys/kernel/random/boot_id").read().strip(),
-        machine_id=open("/etc/machine-id").read().strip(),
-        hostname=socket.gethostname(),
-        random=random.random(),
-        born=born,
-    )
-
-
-signal.signal(signal.SIGUSR1, reseed)
-server = socket.create_server(("127.0.0.1", {PORT}))
-open("/dev/shm/pid", "w").write(str(os.getpid()))
-while True:
-    connection, _ = server.accept()
-    with connection:
-        connection.sendall(json.dumps(state()).encode())
-"""
-#: A signal says nothing when it has been handled, so the hook waits for what the program does then.
-RESEED = "kill -USR1 $(cat /dev/shm/pid); until rm /dev/shm/reseeded 2>/dev/null; do sleep 0.1; done"
-RECIPE = f"""\
-version: 1
-name: warm
-base: {{archive: root.tar}}
-machine: {{memory: 192MiB, disk: 160MiB}}
-steps:
-  - {{id: serve, start: [/bin/python3, -I, -S, /srv/warm.py], ready: {{port: {PORT}}}}}
-outputs:
-  - {{name: warm}}
-  - {{name: warm-hooked, on_restore: ["{RESEED}"]}}
-"""
 ASK = ("/bin/busybox", "nc", "127.0.0.1", str(PORT))
-IMPORTS = re.compile(r"^import (.*)$", re.MULTILINE)
+#: Run beside the program, it names the files of all that it imports.
 LISTING = """\
-import json, sys
+import json, runpy, sys
+runpy.run_path(sys.argv[1])
 files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
 print(json.dumps([sys.executable, *(file for file in files if file)]))
 """
@@ -114,7 +71,7 @@ class Warm:
         make_base(folder / "root.tar")
         with tarfile.open(folder / "root.tar", "a") as tar:
             _add_python(tar)
-        (folder / "recipe.yaml").write_text(RECIPE)
+        (folder / "recipe.yaml").write_text(_recipe())
         command = [
             sys.executable,
             "-m",
@@ -150,24 +107,28 @@ def need(driver: DriverName) -> None:
         need_runsc()
 
 
+def _recipe() -> str:
+    """The recipe as it is, but for its base and its sizes, and with a second output."""
+    recipe = yaml.safe_load((ROOT / "recipes/warm-python.yaml").read_text())
+    recipe |= {"base": {"archive": "root.tar"}, "machine": {"memory": "192MiB", "disk": "160MiB"}}
+    recipe["steps"][0]["copy"]["from"] = str(SERVER)
+    recipe["outputs"].append({"name": "plain"})
+    return json.dumps(recipe)
+
+
 def _add_python(tar: tarfile.TarFile) -> None:
     """The interpreter, its modules and shared libraries, each where it is on the host."""
-    modules = " ".join(IMPORTS.findall(PROGRAM))
     listing = subprocess.run(
-        [os.path.realpath(sys.executable), "-I", "-S", "-c", f"import {modules}\n{LISTING}"],
+        [os.path.realpath(sys.executable), "-I", "-S", "-c", LISTING, SERVER],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     executable, *files = json.loads(listing.stdout)
     native = [executable, *(file for file in files if ".so" in file)]
-    for path in sorted({executable, *files, *_libraries(native)}):
+    for path in sorted({executable, *files, *_libraries(native)} - {str(SERVER)}):
         tar.add(os.path.realpath(path), arcname=path.lstrip("/"))
     link = tarfile.TarInfo("bin/python3")
     link.type, link.linkname = tarfile.SYMTYPE, executable
     tar.addfile(link)
-    data = PROGRAM.encode()
-    program = tarfile.TarInfo("srv/warm.py")
-    program.size = len(data)
-    tar.addfile(program, io.BytesIO(data))
 
 
 def _libraries(files: Iterable[str]) -> set[str]:

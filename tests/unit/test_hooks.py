@@ -19,6 +19,7 @@ from aenv_run.sandbox import HostedSandbox
 from aenv_run.snapshot import Blob, MemoryPart, Snapshot
 from aenv_run.types import Architecture, Digest, MachineSpec, Name
 from tests.bytes_half import FACTS
+from tests.style.source import ROOT
 from tests.unit.node_site import Site, fork, launch, until
 
 BLOB = Blob(digest=Digest("sha256:" + "1" * 64), size_bytes=1)
@@ -72,6 +73,13 @@ def test_a_hostile_manifest_is_refused(hooks: dict[str, object]) -> None:
     value = json.loads(canonical_json(manifest(HOOKS)))
     with pytest.raises(ValidationError):
         Snapshot.model_validate(value | {"hooks": hooks})
+
+
+def test_the_documented_hooks_are_hooks() -> None:
+    text = (ROOT / "docs" / "snapshot-format.md").read_text().split("### Hooks", 1)[1]
+    field = "{" + text.split("```\n", 1)[1].split("```", 1)[0] + "}"
+    value = Snapshot.model_validate(json.loads(canonical_json(manifest(HOOKS))) | json.loads(field))
+    assert json.loads(canonical_json(value))["hooks"] == json.loads(field)["hooks"]
 
 
 def test_what_callers_give_is_refused_with_the_reason() -> None:
@@ -184,8 +192,15 @@ async def test_a_failed_hook_fails_the_launch_and_says_all(site: Site) -> None:
         await launch(node, snapshot="hooked")
     assert "the hook on_restore of sandbox" in caught.value.message
     assert "exited with 3: reseed; its last output:\n  | said by reseed" in caught.value.message
-    assert "--cold" in caught.value.fix and site.directories() == [sandbox.id]
-    await node.kill(sandbox)
+    assert "--no-hooks" in caught.value.fix and site.directories() == [sandbox.id]
+    without = await launch(node, snapshot="hooked", hooks=False)
+    assert not site.machine(without).ran and without.record.hooks == HOOKS
+    await node.pause(without)
+    with pytest.raises(HookFailed):
+        await node.resume(without, timeout_s=60, cold=False)
+    await node.resume(without, timeout_s=60, cold=False, hooks=False)
+    assert not site.machine(without).ran
+    await node.kill_live()
     assert site.clean()
 
 
