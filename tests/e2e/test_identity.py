@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
@@ -16,28 +17,34 @@ from tests.e2e.warm_python import ASK, Answer, answer
 
 CHILDREN = 16
 MAX_OFF_S = 0.5
-#: The narrower the question, the more is known of the clock; a busy host may not give a narrow one.
-NARROW_S, QUESTIONS = 0.3, 5
+#: A clock that is known so well can be judged wholly; a busy host may not answer that fast.
+NARROW_S, QUESTIONS = 0.2, 5
 
 pytestmark = pytest.mark.timeout(900)
 
 
-async def ask(sandbox: AsyncSandbox) -> tuple[float, Answer]:
-    """How far its clock is certainly from the host's, by the best of some questions, and its last answer.
+async def ask(sandbox: AsyncSandbox) -> tuple[float, float, Answer]:
+    """How far its clock is ahead of the host's, at least and at most, and its last answer.
 
-    The guest read its clock at some time between the question and the answer: what load adds there is no error.
+    The guest read its clock at some time between a question and its answer: what load adds there is no error.
     """
-    off_s, answered = 0.0, None
+    least_s, most_s = -math.inf, math.inf
     for _ in range(QUESTIONS):
         before_s = time.time()
         result = await sandbox.commands.run(list(ASK), timeout=60, check=True)
         after_s = time.time()
         answered = answer(result.stdout)
-        off_s = max(off_s, before_s - answered.time_s, answered.time_s - after_s)
-        if after_s - before_s < NARROW_S:
+        least_s, most_s = max(least_s, answered.time_s - after_s), min(most_s, answered.time_s - before_s)
+        if most_s - least_s < NARROW_S:
             break
-    assert answered is not None
-    return off_s, answered
+    return least_s, most_s, answered
+
+
+def check_clock(least_s: float, most_s: float) -> None:
+    """Wrong only if it is certainly wrong, or if so much is known that it should be certainly right."""
+    assert least_s < MAX_OFF_S and most_s > -MAX_OFF_S
+    if most_s - least_s < NARROW_S:
+        assert least_s > -MAX_OFF_S and most_s < MAX_OFF_S
 
 
 async def launched(home: Home) -> Sequence[AsyncSandbox]:
@@ -64,9 +71,10 @@ async def test_sixteen_children_have_the_time_and_nothing_in_common(
         found = [await ask(child) for child in children]
     finally:
         await asyncio.gather(*(child.kill() for child in children))
-    print(f"clocks off by at most {max(off_s for off_s, _ in found):.3f} s")
-    assert max(off_s for off_s, _ in found) < MAX_OFF_S
-    answers = [asdict(one) for _, one in found]
+    print("clocks ahead by", *(f"{least_s:.3f}..{most_s:.3f}" for least_s, most_s, _ in found))
+    for least_s, most_s, _ in found:
+        check_clock(least_s, most_s)
+    answers = [asdict(one) for *_, one in found]
     for field in ("getrandom", "uuid4", "boot_id", "machine_id", "hostname"):
         assert len({one[field] for one in answers}) == CHILDREN, field
     assert [one["hostname"] for one in answers] == [child.sandbox_id for child in children]
