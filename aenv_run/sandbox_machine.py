@@ -80,9 +80,7 @@ class SandboxMachine:
         await machine.resume()
         await self._greet(record, machine, "launch", restored=True)
 
-    async def _greet(
-        self, record: Record, machine: Machine, start: Start | None, *, restored: bool
-    ) -> None:
+    async def _greet(self, record: Record, machine: Machine, start: Start | None, *, restored: bool) -> None:
         guest = self._tools.guests(machine.endpoint, None)
         self.guest = guest
         try:
