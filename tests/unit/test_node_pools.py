@@ -9,7 +9,8 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from aenv_run.errors import InvalidInput, NotFound, Unsupported
+from aenv_run.errors import HookFailed, InvalidInput, NotFound, Unsupported
+from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State
 from aenv_run.node_core import Node
 from aenv_run.node_wire import PoolInfo, PoolRequest, ResetRequest, SnapshotRequest
@@ -70,6 +71,28 @@ async def test_filling_begins_below_the_low_mark_and_goes_on_to_the_high_one(nod
     await filled(node, 3)
     for sandbox in (one, two, three):
         await node.kill(sandbox)
+
+
+async def test_hooks_run_when_a_machine_that_stands_ready_is_given_out(node: Node, site: Site) -> None:
+    seed = await launch(node)
+    hook = Hook.of("reseed")
+    reply = await node.snapshot(seed, SnapshotRequest(name=Name("hooked"), on_restore=(hook,), on_fork=(hook,)))
+    await node.kill(seed)
+    await node.set_pool(PoolRequest(snapshot=reply.snapshot_id, low=1, high=1))
+    await filled(node, 1)
+    (ready,) = site.engine.machines.values()
+    assert not ready.ran
+    sandbox = await launch(node, snapshot="hooked")
+    assert site.machine(sandbox) is ready
+    assert [(one.env["AENV_HOOK"], one.hostname) for one in ready.ran] == [("on_restore", sandbox.id)]
+    await filled(node, 1)
+    without = await launch(node, snapshot="hooked", hooks=False)
+    assert not site.machine(without).ran and the_pool(node).taken == 1
+    site.engine.outcomes["reseed"] = 1
+    with pytest.raises(HookFailed):
+        await launch(node, snapshot="hooked")
+    for one in (sandbox, without):
+        await node.kill(one)
 
 
 async def test_what_differs_from_the_snapshot_is_launched(node: Node, site: Site) -> None:
