@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -24,18 +25,21 @@ GRACE_S = 600.0
 #: A temporary file that nobody holds and that is older was left by a process that is gone.
 ABANDONED_S = 60.0
 LOCK = "use.lock"
+#: Where warm images are: directories, each of which goes as a whole.
+WARM = "warm"
 
 
 class CacheUsage(Model):
     """``own_bytes`` are on disk for the cache alone; ``shared_bytes`` have another name elsewhere too."""
 
     blobs: int
+    warm_images: int
     own_bytes: int
     shared_bytes: int
 
 
 class Trimmed(Model):
-    """What a trim removed, and what it left."""
+    """How many blobs and warm images a trim removed, and what it left."""
 
     removed: int
     freed_bytes: int
@@ -45,16 +49,30 @@ class Trimmed(Model):
 @dataclass(frozen=True)
 class _Entry:
     path: Path
-    mark: Path
-    bytes: int
-    alone: bool
+    mark: Path | None
+    own_bytes: int
+    shared_bytes: int
     used_s: float
+
+    def remove(self) -> None:
+        if self.mark is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            return
+        self.path.unlink(missing_ok=True)
+        self.mark.unlink(missing_ok=True)
 
 
 @contextmanager
 def in_use(root: Path) -> Iterator[None]:
     """Nothing is removed meanwhile. Short: others wait."""
     with _locked(root, fcntl.LOCK_SH):
+        yield
+
+
+@contextmanager
+def alone(root: Path) -> Iterator[None]:
+    """Nobody looks anything up meanwhile. Short: others wait."""
+    with _locked(root, fcntl.LOCK_EX):
         yield
 
 
@@ -70,18 +88,17 @@ def trim(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S) -> Trimmed:
     use one cache at the same time. Also removes what a killed process left of a fetch.
     """
     removed = freed_bytes = 0
-    with _locked(root, fcntl.LOCK_EX):
+    with alone(root):
         _remove_abandoned(root)
         entries = list(_entries(root))
         own_bytes = _sum(entries).own_bytes
         newest_s = time.time() - grace_s
-        for entry in sorted((entry for entry in entries if entry.alone), key=lambda entry: entry.used_s):
+        for entry in sorted((entry for entry in entries if entry.own_bytes), key=lambda entry: entry.used_s):
             if own_bytes - freed_bytes <= limit_bytes or entry.used_s > newest_s:
                 break
-            entry.path.unlink(missing_ok=True)
-            entry.mark.unlink(missing_ok=True)
+            entry.remove()
             removed += 1
-            freed_bytes += entry.bytes
+            freed_bytes += entry.own_bytes
         return Trimmed(removed=removed, freed_bytes=freed_bytes, left=usage(root))
 
 
@@ -94,16 +111,27 @@ def _entries(root: Path) -> Iterator[_Entry]:
                 used_s = found.st_ctime
                 with suppress(FileNotFoundError):
                     used_s = mark.stat().st_mtime
-                yield _Entry(path, mark, found.st_blocks * 512, found.st_nlink == 1, used_s)
+                yield _Entry(path, mark, *_bytes([found]), used_s)
+    for path in (root / WARM).glob("*"):
+        with suppress(FileNotFoundError):
+            files = [one.lstat() for one in path.iterdir()]
+            yield _Entry(path, None, *_bytes(files), path.stat().st_mtime)
+
+
+def _bytes(files: list[os.stat_result]) -> tuple[int, int]:
+    """On disk for us alone, and with another name elsewhere."""
+    own = sum(found.st_blocks * 512 for found in files if found.st_nlink == 1)
+    return own, sum(found.st_blocks * 512 for found in files) - own
 
 
 def _sum(entries: Iterator[_Entry] | list[_Entry]) -> CacheUsage:
-    blobs = own = shared = 0
+    blobs = images = own = shared = 0
     for entry in entries:
-        blobs += 1
-        own += entry.bytes if entry.alone else 0
-        shared += 0 if entry.alone else entry.bytes
-    return CacheUsage(blobs=blobs, own_bytes=own, shared_bytes=shared)
+        blobs += entry.mark is not None
+        images += entry.mark is None
+        own += entry.own_bytes
+        shared += entry.shared_bytes
+    return CacheUsage(blobs=blobs, warm_images=images, own_bytes=own, shared_bytes=shared)
 
 
 def _remove_abandoned(root: Path) -> None:

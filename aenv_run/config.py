@@ -14,6 +14,7 @@ from aenv_run.store.posix import PosixStore
 
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
 CACHE_VARIABLE = "AENV_CACHE_MIB"
+WARM_VARIABLE = "AENV_FIRST_BOOT_WARMS"
 
 
 def repository_directory(url: str | None, home: Home) -> Path:
@@ -34,6 +35,14 @@ def cache_limit_bytes() -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InvalidInput(f"{CACHE_VARIABLE} is {text[:40]!r}", fix="write a whole number of MiB, such as 20480")
     return int(text) << 20
+
+
+def first_boot_warms() -> bool:
+    """Whether the first boot of a snapshot without memory leaves an image. $AENV_FIRST_BOOT_WARMS=off: no."""
+    text = os.environ.get(WARM_VARIABLE, "on")
+    if text not in ("on", "off"):
+        raise InvalidInput(f"{WARM_VARIABLE} is {text[:40]!r}", fix="write on or off")
+    return text == "on"
 
 
 def _directory(url: str) -> Path:

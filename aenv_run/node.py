@@ -21,7 +21,7 @@ import uvicorn
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.config import cache_limit_bytes, open_repository, repository_directory
+from aenv_run.config import cache_limit_bytes, first_boot_warms, open_repository, repository_directory
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import AenvError
@@ -33,6 +33,7 @@ from aenv_run.node_wire import known
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import NodeNetwork
 from aenv_run.sandbox_tools import Tools
+from aenv_run.warm_images import WarmImages
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
         network=NodeNetwork.of(home, selected.driver, others.values()),
         others=others,
         cache_limit_bytes=cache_limit_bytes(),
+        images=WarmImages(home.cache) if first_boot_warms() else None,
     )
     return tools, selected
 

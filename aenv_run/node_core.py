@@ -14,17 +14,19 @@ from aenv_run.cache_limit import trim
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import (
     AenvError,
+    BootFailed,
     Conflict,
     CorruptData,
     InvalidInput,
-    NoSpace,
     NotFound,
+    RestoreIncompatible,
     SandboxDead,
 )
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.node_launch import Launcher
 from aenv_run.node_pools import Pools
+from aenv_run.node_reaper import Limits, Reaper
 from aenv_run.node_requests import check_environment, hooks_of
 from aenv_run.node_wire import (
     CreateRequest,
@@ -46,35 +48,12 @@ from aenv_run.sandbox import HostedSandbox
 from aenv_run.sandbox_files import in_thread, to_the_end
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
+from aenv_run.snapshot import Snapshot
 from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)
 
 MIN_PREFIX = 3
-#: How soon an end that failed is tried again.
-RETRY_END_S = 5.0
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the end of a time may take.
-
-    A sandbox that is to be paused at its end and cannot be for lack of space or a passing fault is not thrown away
-    for that at once. Any other failure may be its guest's doing, which must not outlive its time.
-    """
-
-    prepare_s: float = 10.0  # its guest, to get ready
-    pause_s: float = 900.0  # all of a pause
-    attempts: int = 5
-    retry_s: float = 60.0
-
-
-@dataclass(frozen=True)
-class _Attempts:
-    """To pause one whose time is over: how many have failed, and when the next is due."""
-
-    failed: int = 0
-    next_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,18 +71,18 @@ class Node:
     def __init__(
         self, home: Home, tools: Tools, *, launches_at_once: int | None = None, limits: Limits | None = None
     ) -> None:
-        self._limits = limits or Limits()
         self._home = home
         self._tools = tools
         self._sandboxes: dict[SandboxId, HostedSandbox] = {}
         self._launches = asyncio.Semaphore(launches_at_once or min(4, 2 * (os.cpu_count() or 1)))
         self._launcher = Launcher(home, tools, self._launches)
         self._tasks: set[asyncio.Task[None]] = set()  # all that the node does by itself
-        self._ending: set[SandboxId] = set()
-        self._attempts: dict[SandboxId, _Attempts] = {}
         self._trim_due, self._trimming = asyncio.Event(), asyncio.Lock()
         self.pools = Pools(home, self._launcher.warm)
         self.changed = asyncio.Event()
+        self._reaper = Reaper(
+            self._sandboxes, limits or Limits(), kill=self.kill, begin=self._begin, changed=self.changed
+        )
 
     # -- callers' operations -------------------------------------------------------------------------------
 
@@ -116,10 +95,30 @@ class Node:
             warm = self.pools.take(resolved.snapshot_id, record.driver)
             if warm is not None and (claimed := await self._claim(warm, record)) is not None:
                 return claimed
+        return self.info(await self._launch_new(request, record, snapshot))
+
+    async def _launch_new(self, request: CreateRequest, record: Record, snapshot: Snapshot) -> HostedSandbox:
+        """Of a snapshot without memory the first launch boots, and those after it restore what that one leaves."""
         sandbox = await self._launcher.make(record, snapshot, memory=not request.cold)
-        await self._launch(sandbox, cold=request.cold, hooks=request.hooks)
+        of_image = snapshot.memory is None and sandbox.record.memory is not None
+        try:
+            await self._launch(sandbox, cold=request.cold, hooks=request.hooks)
+        except (BootFailed, CorruptData, RestoreIncompatible) as error:
+            if not of_image:
+                raise
+            log.warning("the warm image of %s is of no use and is removed: %s", record.reference, error)
+            await self._launcher.drop_image(record, snapshot)
+            return await self._launch_new(request, record, snapshot)
         self._trim_soon()
-        return self.info(sandbox)
+        if snapshot.memory is None and not of_image and not request.cold:
+            self._begin(self._keep_image(record), f"warm image of {record.reference}")
+        return sandbox
+
+    async def _keep_image(self, record: Record) -> None:
+        try:
+            await self._launcher.keep_image(record.snapshot_id)
+        except (AenvError, OSError) as error:  # the next first boot tries again
+            log.warning("no warm image of %s: %s", record.reference, error)
 
     async def _claim(self, warm: HostedSandbox, record: Record) -> SandboxInfo | None:
         """None when the machine that stood ready is no good: the caller then launches one."""
@@ -242,7 +241,7 @@ class Node:
     async def set_timeout(self, sandbox: HostedSandbox, timeout_s: float) -> SandboxInfo:
         """Its time ends ``timeout_s`` from now."""
         await sandbox.set_expiry(time.time() + timeout_s)
-        self._attempts.pop(sandbox.id, None)
+        self._reaper.forget(sandbox.id)
         self.changed.set()
         return self.info(sandbox)
 
@@ -258,7 +257,7 @@ class Node:
         """Kill and forget. Idempotent."""
         await sandbox.discard()
         self._sandboxes.pop(sandbox.id, None)
-        self._attempts.pop(sandbox.id, None)
+        self._reaper.forget(sandbox.id)
         self.changed.set()
         self._trim_soon()
 
@@ -293,20 +292,8 @@ class Node:
             await asyncio.wait(set(self._tasks))
 
     async def reap(self) -> float | None:
-        """Begin to kill or pause what is past its time, each by itself; seconds until the next one is."""
-        now_s = time.time()
-        ends: list[float] = []
-        for sandbox in self._sandboxes.values():
-            if sandbox.id in self._ending:
-                continue
-            expires_s, over_s = self._expires_s(sandbox), sandbox.record.time_over_at_s
-            if sandbox.record.time_over(now_s):
-                self._begin_end(sandbox, sandbox.end_episode())
-            elif expires_s is not None and expires_s <= now_s:
-                self._begin_end(sandbox, self._expire(sandbox))
-            else:
-                ends += [end_s for end_s in (expires_s, over_s) if end_s is not None]
-        return max(0.05, min(ends) - time.time()) if ends else None
+        """Begin to end what is past its time; seconds until the next one is."""
+        return await self._reaper.reap()
 
     async def close(self) -> None:
         """Let go of every sandbox; machines run on, but for those that stand ready."""
@@ -413,53 +400,6 @@ class Node:
             log.exception("cannot take over %s", sandbox.directory.root / RECORD_NAME)
         finally:
             self.changed.set()
-
-    def _expires_s(self, sandbox: HostedSandbox) -> float | None:
-        attempts, expires_s = self._attempts.get(sandbox.id), sandbox.record.expires_at_s
-        return max(expires_s, attempts.next_s) if attempts and expires_s is not None else expires_s
-
-    def _begin_end(self, sandbox: HostedSandbox, work: Coroutine[object, object, None]) -> None:
-        async def end() -> None:
-            try:
-                await work
-            except NotFound:
-                pass  # killed meanwhile
-            except Exception:
-                log.exception("cannot end %s, whose time is over", sandbox.id)
-                await asyncio.sleep(RETRY_END_S)
-            finally:
-                self._ending.discard(sandbox.id)
-                self.changed.set()
-
-        self._ending.add(sandbox.id)
-        self._begin(end(), f"end {sandbox.id}")
-
-    async def _expire(self, sandbox: HostedSandbox) -> None:
-        if sandbox.record.on_timeout == "kill" or sandbox.record.state is not State.RUNNING:
-            log.info("killing %s: its time is over", sandbox.id)
-            await self.kill(sandbox)
-            return
-        log.info("pausing %s: its time is over", sandbox.id)
-        try:
-            async with asyncio.timeout(self._limits.pause_s):
-                await sandbox.pause(limit_s=self._limits.prepare_s)
-            self._attempts.pop(sandbox.id, None)
-        except NotFound:
-            return  # killed meanwhile
-        except Exception as error:
-            log.exception("cannot pause %s at the end of its time", sandbox.id)
-            if not self._pause_later(sandbox, known(error)):
-                await sandbox.end(f"its time was over and it could not be paused: {known(error).message}")
-
-    def _pause_later(self, sandbox: HostedSandbox, error: AenvError) -> bool:
-        """Whether it is worth trying again. It then keeps its machine for another while."""
-        failed = self._attempts.get(sandbox.id, _Attempts()).failed + 1
-        passing = error.retryable or isinstance(error, NoSpace)
-        if not passing or failed >= self._limits.attempts:
-            return False
-        log.info("trying again to pause %s in %g s", sandbox.id, self._limits.retry_s)
-        self._attempts[sandbox.id] = _Attempts(failed, time.time() + self._limits.retry_s)
-        return True
 
 
 async def _all(work: Iterable[Awaitable[None]]) -> None:

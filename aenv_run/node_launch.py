@@ -12,10 +12,10 @@ from aenv_run.node_requests import record_of
 from aenv_run.node_wire import CreateRequest, PoolRequest, PoolSettings
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_files import in_thread, link_snapshot
+from aenv_run.sandbox_files import in_thread, link_image, link_snapshot, to_the_end
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
-from aenv_run.snapshot import Snapshot
+from aenv_run.snapshot import MemoryFacts, Snapshot
 from aenv_run.types import SnapshotId
 
 
@@ -24,6 +24,7 @@ class Launcher:
 
     def __init__(self, home: Home, tools: Tools, launches: asyncio.Semaphore) -> None:
         self._home, self._tools, self._launches = home, tools, launches
+        self._imaging: set[SnapshotId] = set()
 
     async def plan(self, request: CreateRequest, resolved: Resolved) -> tuple[Snapshot, Record]:
         """What a request comes to; refused here if it cannot be had."""
@@ -37,10 +38,14 @@ class Launcher:
         return snapshot, record_of(request, resolved, snapshot, chosen, policy)
 
     async def make(self, record: Record, snapshot: Snapshot, *, memory: bool) -> HostedSandbox:
-        """With its files in place. Failure leaves nothing."""
+        """With its files in place. Failure leaves nothing.
+
+        With ``memory`` of a snapshot that has none, that is the warm image of its first boot here, if any.
+        """
         directory = SandboxDirectory(self._home.sandboxes / record.id)
+        facts = await self._image_facts(record, snapshot) if memory else None
         try:
-            record = await in_thread(self._prepare, directory, record, snapshot, memory)
+            record = await in_thread(self._prepare, directory, record, snapshot, memory, facts)
         except BaseException:
             await in_thread(directory.remove)
             raise
@@ -68,9 +73,60 @@ class Launcher:
         except ValidationError as error:
             raise InvalidInput(str(error.errors()[0]["msg"]), fix="--low is at most --high") from error
 
-    def _prepare(self, directory: SandboxDirectory, record: Record, snapshot: Snapshot, memory: bool) -> Record:
+    # -- warm images ---------------------------------------------------------------------------------------
+
+    async def _image_facts(self, record: Record, snapshot: Snapshot) -> MemoryFacts | None:
+        """What an image of a disk-only snapshot would be bound to here; None where there can be none."""
+        driver = self._tools.named(record.driver)
+        if self._tools.images is None or snapshot.memory is not None or not driver.caps.memory_snapshot:
+            return None
+        return await driver.facts(record.machine) if record.machine == snapshot.machine else None
+
+    async def keep_image(self, snapshot_id: SnapshotId) -> None:
+        """After a first boot: boot once more and keep its memory, so that the next launch restores it."""
+        if (images := self._tools.images) is None or snapshot_id in self._imaging:
+            return
+        self._imaging.add(snapshot_id)
+        try:
+            snapshot, record = await self.plan(
+                CreateRequest(snapshot=snapshot_id), Resolved(snapshot_id=snapshot_id)
+            )
+            facts = await self._image_facts(record, snapshot)
+            if facts is None or await in_thread(images.has, snapshot_id, facts):
+                return
+            await in_thread(images.drop, snapshot_id, facts)  # what cannot be used would be in the way
+            sandbox = await self.make(record, snapshot, memory=False)
+            try:
+                async with self._launches:
+                    capture = await sandbox.boot_image()
+                await in_thread(images.keep, snapshot_id, capture)
+            finally:
+                await to_the_end(sandbox.discard())
+        finally:
+            self._imaging.discard(snapshot_id)
+
+    async def drop_image(self, record: Record, snapshot: Snapshot) -> None:
+        """Remove the image of a snapshot that could not be restored."""
+        facts = await self._image_facts(record, snapshot)
+        if self._tools.images is not None and facts is not None:
+            await in_thread(self._tools.images.drop, record.snapshot_id, facts)
+
+    # -- pieces --------------------------------------------------------------------------------------------
+
+    def _prepare(
+        self,
+        directory: SandboxDirectory,
+        record: Record,
+        snapshot: Snapshot,
+        memory: bool,
+        facts: MemoryFacts | None,
+    ) -> Record:
         directory.create()
         disk, kept, serial = link_snapshot(self._tools.cache, snapshot, directory, memory=memory)
+        if facts is not None and self._tools.images is not None:
+            with self._tools.images.find(record.snapshot_id, facts) as image:
+                if image is not None:
+                    disk, kept, serial = link_image(image, directory, disk, serial)
         ready = record.model_copy(update={"disk": disk, "memory": kept, "serial": serial})
         directory.write(ready)
         return ready

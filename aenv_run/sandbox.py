@@ -85,6 +85,11 @@ class HostedSandbox:
             await to_the_end(self.discard())
             raise
 
+    async def boot_image(self) -> Capture:
+        """A capture with memory of a machine that has just booted; after it the sandbox can only be discarded."""
+        async with self._tracked():
+            return await self._held.boot_image(self.record)
+
     async def claim(self, record: Record) -> None:
         """From ``warm`` to RUNNING, as what ``record`` describes; its id and files stay. Fails as ``launch``."""
         own = ("id", "disk", "memory", "serial", "driver", "mode")

@@ -25,6 +25,7 @@ from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox_record import Layer, MemoryFiles, Record, SandboxDirectory
 from aenv_run.snapshot import Provenance, Snapshot
 from aenv_run.types import SandboxId
+from aenv_run.warm_images import WarmImage
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -105,6 +106,15 @@ def link_snapshot(
         cache.link(blob, directory.root / files[role])
         serial += 1
     return tuple(layers), MemoryFiles(files=files, facts=snapshot.memory.facts), serial
+
+
+def link_image(
+    image: WarmImage, directory: SandboxDirectory, disk: tuple[Layer, ...], serial: int
+) -> tuple[tuple[Layer, ...], MemoryFiles, int]:
+    """Blocking: a warm image above the snapshot's ``disk`` as a sandbox's own files, and the next free serial."""
+    names, serial = link_all(image.disk, directory.root, "disk", serial)
+    files, serial = _link_memory(image.memory, directory, serial)
+    return (*disk, *(Layer(file=name) for name in names)), MemoryFiles(files=files, facts=image.facts), serial
 
 
 def child_record(parent: Record, child: SandboxId, expires_at_s: float | None) -> Record:

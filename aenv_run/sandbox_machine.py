@@ -72,6 +72,16 @@ class SandboxMachine:
         await machine.pause()
         return chosen
 
+    async def boot_image(self, record: Record) -> Capture:
+        """Boot, and capture before anybody has used it, with memory. The machine stays stopped."""
+        chosen = await self._tools.choose(None, record.driver)
+        self.machine = machine = await self._start(record, chosen, cold=True)
+        async with self._tools.guests(machine.endpoint, None) as guest:
+            await guest.wait_ready(READY_TIMEOUT_S)
+            await guest.settle()
+            await guest.detach()
+        return await machine.capture(self._directory.capturing, memory=True, keep_running=False)
+
     async def wake(self, record: Record) -> None:
         """Make the machine that ``warm_up`` left that of ``record``: its network, its identity, its hooks."""
         if (machine := self.machine) is None:

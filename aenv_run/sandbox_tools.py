@@ -15,6 +15,7 @@ from aenv_run.guest import Guest
 from aenv_run.repository import Repository
 from aenv_run.sandbox_network import NodeNetwork
 from aenv_run.snapshot import MemoryFacts
+from aenv_run.warm_images import WarmImages
 
 COLD_FIX = "start it from its disk alone: `--cold`, or cold=True in Python"
 
@@ -40,6 +41,7 @@ class Tools:
     network: NodeNetwork = field(default_factory=NodeNetwork.absent)
     others: Mapping[DriverName, Driver] = field(default_factory=dict)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    images: WarmImages | None = None  # None: first boots leave none
 
     def named(self, name: DriverName) -> Driver:
         """The driver of that name, whether or not it works here."""

@@ -12,7 +12,7 @@ from aenv_run.paths import Home
 
 @click.group()
 def cache() -> None:
-    """Blobs that are local to this machine. They can be had again from the repository."""
+    """Blobs, and memory images of booted machines, that are local to this machine. They can be had again."""
 
 
 @cache.command(epilog="\b\nExample:\n  aenv cache show --json")
@@ -27,6 +27,7 @@ def show(as_json: bool) -> None:
         print_json({**found.model_dump(), "limit_bytes": limit_bytes})
         return
     click.echo(f"blobs   {found.blobs}")
+    click.echo(f"warm    {found.warm_images} images of machines that have booted")
     click.echo(f"own     {size(found.own_bytes)} of at most {size(limit_bytes)}")
     click.echo(f"shared  {size(found.shared_bytes)}")
 
@@ -40,4 +41,4 @@ def prune(everything: bool, as_json: bool) -> None:
     if as_json:
         print_json(done)
         return
-    click.echo(f"removed {done.removed} blobs, {size(done.freed_bytes)}; {size(done.left.own_bytes)} left")
+    click.echo(f"removed {done.removed}, {size(done.freed_bytes)}; {size(done.left.own_bytes)} left")

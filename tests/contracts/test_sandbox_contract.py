@@ -231,6 +231,25 @@ async def test_a_machine_that_stood_ready_is_a_sandbox_as_any_other(seed: Seed) 
         await node.remove_pool(seed.snapshot)
 
 
+async def test_the_second_launch_of_a_disk_restores_what_the_first_boot_left(seed: Seed) -> None:
+    async with await seed.start() as maker:
+        await maker.files.write("/srv/kept", "on disk")
+        reply = await maker.snapshot(memory=False)
+    async with await AsyncSandbox.create(reply.snapshot_id, home=seed.home) as first:
+        assert (await first.get_info()).origin == "booted"
+        await first.files.write("/srv/mine", "of the first")
+    for _ in range(600):
+        if list((seed.home.cache / "warm").glob(f"{reply.snapshot_id}-*/image.json")):
+            break
+        await asyncio.sleep(0.1)
+    async with await AsyncSandbox.create(reply.snapshot_id, home=seed.home) as second:
+        assert (await second.get_info()).origin == "restored"
+        assert await output(second, "cat /srv/kept; ls /srv; hostname") == f"on diskkept\n{second.sandbox_id}\n"
+        await second.pause()
+        await second.resume()
+        assert (await second.snapshot()).snapshot_id != reply.snapshot_id
+
+
 # --- forks -----------------------------------------------------------------------------------------------------
 
 

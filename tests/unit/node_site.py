@@ -11,7 +11,8 @@ from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.guest import Guest
-from aenv_run.node_core import Limits, Node
+from aenv_run.node_core import Node
+from aenv_run.node_reaper import Limits
 from aenv_run.node_wire import CreateRequest, ForkEntry, ForkRequest, ForkStart
 from aenv_run.paths import Home
 from aenv_run.repository import Draft, Repository

@@ -9,7 +9,7 @@ import pytest
 
 from aenv_run.errors import AenvError, NoSpace, SandboxDead, StoreUnavailable
 from aenv_run.lifecycle import State
-from aenv_run.node_core import Limits
+from aenv_run.node_reaper import Limits
 from tests.unit.node_site import Site, launch, until
 
 SOON = Limits(prepare_s=0.2, attempts=3, retry_s=0.1)
