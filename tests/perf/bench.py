@@ -26,6 +26,7 @@ from aenv_run.capture import Capture
 from aenv_run.catalog import Catalog
 from aenv_run.config import REPOSITORY_VARIABLE, open_repository
 from aenv_run.drivers import guest_image, gvisor_host, gvisor_spec, qemu_command, qemu_host
+from aenv_run.drivers.gvisor_level import Level
 from aenv_run.drivers.protocol import BootSpec, Driver, DriverName
 from aenv_run.drivers.qemu import zero_ram
 from aenv_run.drivers.select import Selected, all_drivers, select
@@ -130,7 +131,7 @@ class Bench:
         return bare_qemu.QemuTwin(engine, self._scratch)
 
     async def _runsc_twin(self, tree: Path) -> Twin:
-        found = await gvisor_host.verdict(self._home)
+        found = await gvisor_host.verdict(self._home, Level.ROOT)
         runsc = gvisor_host.runsc_path()
         engine = bare_runsc.Engine(
             argv=tuple(gvisor_spec.flags(runsc, found.platform, network=True, cgroups=found.cgroups)),
