@@ -4,10 +4,10 @@ SHELL := /bin/bash
 python := .venv/bin/python
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help setup demo test lint soak bench clean
+.PHONY: help setup demo test lint soak bench bench-density clean
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
 setup: ## install what is missing: system packages, .venv, the guest daemon, the guest kernel
 	@scripts/setup
@@ -31,6 +31,9 @@ soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times i
 
 bench: setup ## set up, then measure each driver beside its bare engine: launch, pause, fork, reset, close, memory
 	@$(python) -m tests.perf.bench
+
+bench-density: setup ## set up, then start sandboxes of one snapshot until 64 run or memory says stop
+	@$(python) -m tests.perf.density
 
 clean: ## remove all that was built in this checkout (system packages and AENV_HOME stay)
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -90,6 +90,7 @@ class Bench:
 
     async def _begin(self) -> Selected:
         os.environ["AENV_DRIVER"] = self.name
+        os.environ["AENV_FIRST_BOOT_WARMS"] = "off"  # every cold boot is one
         os.environ[REPOSITORY_VARIABLE] = str(self._home.repository)
         self._home.network.mkdir(parents=True)
         # QEMU's user networking is measured, with a forwarded port, as it is by hand; runsc needs a slot.
