@@ -46,6 +46,7 @@ class HostedSandbox:
         self._held = SandboxMachine(directory, tools)
         self._watcher: asyncio.Task[None] | None = None
         self._chosen: Chosen | None = None  # of one that was warmed up
+        self._ending: asyncio.Task[None] | None = None  # of a machine that was paused
         self._operations: set[asyncio.Task[object]] = set()
         self._interrupt: AenvError | None = None  # what the operations that are being cancelled are told
         self._killed = False
@@ -110,7 +111,10 @@ class HostedSandbox:
             await self._held.machine.wait()
 
     async def pause(self, *, limit_s: float | None = None) -> None:
-        """Memory and disk go to files, the machine ends. ``limit_s``: how long its guest may take to prepare."""
+        """Memory and disk go to files; the machine stands still and ends, which nobody but ``ended`` waits for.
+
+        ``limit_s``: how long its guest may take to prepare.
+        """
         async with self._operation(Operation.PAUSE):
             capture = await self._held.capture(self.record, keep_running=False, limit_s=limit_s)
             try:
@@ -122,7 +126,13 @@ class HostedSandbox:
             except BaseException:
                 await to_the_end(self._held.undo(self.record, capture, limit_s))
                 raise
-            await to_the_end(self._after_pause())
+            await to_the_end(self._unwatch())  # what ends now did not die
+            self._ending = asyncio.create_task(self._after_pause(), name=f"end the machine of {self.id}")
+
+    async def ended(self) -> None:
+        """Return when the machine that a pause left behind is gone."""
+        if self._ending is not None:
+            await asyncio.wait([self._ending])
 
     async def _after_pause(self) -> None:
         """It is paused: what fails now fails no more than the tidying up."""
@@ -193,6 +203,7 @@ class HostedSandbox:
         async with self._tracked():
             await self.settled()
             async with self._lock, self._record_lock:
+                await self.ended()
                 if self._killed:
                     raise NotFound(f"{self._subject()} was killed")
                 if self.record.state is State.DEAD:
@@ -225,11 +236,13 @@ class HostedSandbox:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
         self._killed = self._held.abandoned = True
         await self._cancel_operations(NotFound(f"{self._subject()} was killed"))
+        await self.ended()
         await self._end_machine()
         await in_thread(self.directory.remove)
 
     async def close(self) -> None:
         """Let go of it: the machine runs on and another node can attach it."""
+        await self.ended()
         await self._unwatch()
         await self._held.close()
 
@@ -343,6 +356,7 @@ class HostedSandbox:
         async with self._tracked():
             await self.settled()
             async with self._lock:
+                await self.ended()
                 if self._killed:
                     raise NotFound(f"{self._subject()} was killed")
                 row = transition(
