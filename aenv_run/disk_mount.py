@@ -18,6 +18,8 @@ import struct
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOATIME, MS_RDONLY = 2, 4, 8, 1024, 1
+#: With all mounts below.
+MS_SLAVE = 1 << 19 | 1 << 14
 CLONE_NEWNS = 0x20000
 LOOP_CTL_GET_FREE, LOOP_CONFIGURE = 0x4C82, 0x4C0A
 LO_FLAGS_AUTOCLEAR = 4

@@ -111,7 +111,7 @@ class HostedSandbox:
             await self._held.machine.wait()
 
     async def pause(self, *, limit_s: float | None = None) -> None:
-        """Memory and disk go to files; the machine stands still and ends, which nobody but ``ended`` waits for.
+        """Memory and disk go to files; the machine stands still and ends, which nobody but ``freed`` waits for.
 
         ``limit_s``: how long its guest may take to prepare.
         """
@@ -129,7 +129,7 @@ class HostedSandbox:
             await to_the_end(self._unwatch())  # what ends now did not die
             self._ending = asyncio.create_task(self._after_pause(), name=f"end the machine of {self.id}")
 
-    async def ended(self) -> None:
+    async def freed(self) -> None:
         """Return when the machine that a pause left behind is gone."""
         if self._ending is not None:
             await asyncio.wait([self._ending])
@@ -203,7 +203,7 @@ class HostedSandbox:
         async with self._tracked():
             await self.settled()
             async with self._lock, self._record_lock:
-                await self.ended()
+                await self.freed()
                 if self._killed:
                     raise NotFound(f"{self._subject()} was killed")
                 if self.record.state is State.DEAD:
@@ -236,13 +236,13 @@ class HostedSandbox:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
         self._killed = self._held.abandoned = True
         await self._cancel_operations(NotFound(f"{self._subject()} was killed"))
-        await self.ended()
+        await self.freed()
         await self._end_machine()
         await in_thread(self.directory.remove)
 
     async def close(self) -> None:
         """Let go of it: the machine runs on and another node can attach it."""
-        await self.ended()
+        await self.freed()
         await self._unwatch()
         await self._held.close()
 
@@ -356,7 +356,7 @@ class HostedSandbox:
         async with self._tracked():
             await self.settled()
             async with self._lock:
-                await self.ended()
+                await self.freed()
                 if self._killed:
                     raise NotFound(f"{self._subject()} was killed")
                 row = transition(

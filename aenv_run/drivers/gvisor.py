@@ -23,6 +23,7 @@ from aenv_run.drivers.guest_image import known_digest
 from aenv_run.drivers.gvisor_capture import SUFFIX, overlay_name, overlay_path
 from aenv_run.drivers.gvisor_commit import ROLE, Below, read_below
 from aenv_run.drivers.gvisor_control import Json, error_of, peer_pid
+from aenv_run.drivers.gvisor_copies import Copies
 from aenv_run.drivers.gvisor_disk import ROOT
 from aenv_run.drivers.gvisor_host import Verdict
 from aenv_run.drivers.gvisor_level import STORAGE, Level
@@ -58,7 +59,7 @@ ANSWER_BYTES = 1 << 20
 
 
 class GvisorDriver:
-    """See ``protocol.Driver``. Holds nothing but where the home is, and at which level it works."""
+    """See ``protocol.Driver``. Holds the home, the level at which it works, and what machines are copied from."""
 
     name = DriverName.GVISOR
 
@@ -66,6 +67,7 @@ class GvisorDriver:
         """``level``: the best of this host unless it is given."""
         self._home = home
         self._level = level or gvisor_level.best()
+        self._copies = Copies()
 
     @property
     def caps(self) -> Caps:
@@ -176,7 +178,7 @@ class GvisorDriver:
             disk.write_overlay(overlay_path(directory, 1), spec.machine.disk_mib << 20)
         (directory / PLAN).write_text(json.dumps(asdict(plan)))
         start = Start(self._level, spec, directory, facts, groups, below)
-        machine = await _launch(start, self._home)
+        machine = await _launch(start, self._home, self._copies)
         if not checked:
             gvisor_checked.remember(self._home, layers)
         return machine
@@ -262,17 +264,25 @@ class Start:
     below: Below | None
 
 
-async def _launch(start: Start, home: Home) -> GvisorMachine:
+async def _begin(start: Start, copies: Copies, answer_to: int) -> process.Child:
+    """The process in front of the supervisor. Without root it makes a user namespace, which copies do not."""
+    directory, ephemeral, log = start.directory, start.spec.ephemeral, start.directory / ENGINE_LOG
+    storage = [] if start.below else _storage(tuple(layer.absolute() for layer in start.spec.disk))
+    if start.level.mounts:
+        return await copies.start(directory, storage, answer_to, log, ephemeral=ephemeral)
+    argv = gvisor_host.python("aenv_run.drivers.gvisor_start", "main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])")
+    front = gvisor_level.namespaces(start.level, ephemeral=ephemeral)
+    return await process.spawn(
+        [*front, *argv, str(directory), str(answer_to), *storage],
+        log=log, ephemeral=ephemeral, cwd=directory, pass_fds=(answer_to,),
+    )  # fmt: skip
+
+
+async def _launch(start: Start, home: Home, copies: Copies) -> GvisorMachine:
     spec, directory, groups = start.spec, start.directory, start.groups
     receive, send = os.pipe()
-    argv = gvisor_host.python("aenv_run.drivers.gvisor_start", "main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])")
-    layers = tuple(layer.absolute() for layer in spec.disk)
-    front = gvisor_level.namespaces(start.level, ephemeral=spec.ephemeral)
     try:
-        child = await process.spawn(
-            [*front, *argv, str(directory), str(send), *([] if start.below else _storage(layers))],
-            log=directory / ENGINE_LOG, ephemeral=spec.ephemeral, cwd=directory, pass_fds=(send,),
-        )  # fmt: skip
+        child = await _begin(start, copies, send)
     except BaseException:
         os.close(receive)
         raise
@@ -291,7 +301,7 @@ async def _launch(start: Start, home: Home) -> GvisorMachine:
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
             machine=spec.machine, facts=start.facts, cgroups=groups, below=start.below,
-            disk=layers,
+            disk=tuple(layer.absolute() for layer in spec.disk),
         )  # fmt: skip
         record.write(directory)
     except BaseException:

@@ -311,3 +311,27 @@ async def test_a_sandbox_keeps_no_namespace_of_others_alive(gvisor: Bench, slot:
                 return
             await asyncio.sleep(0.02)
         pytest.fail("the deleted namespace lives on in the mounts of another sandbox")
+
+
+# --- what machines are copied from -----------------------------------------------------------------------------
+
+
+def parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+
+
+async def test_machines_outlive_what_they_are_copied_from(gvisor: Bench) -> None:
+    lasting = gvisor.restored(ephemeral=False)
+    machine = await gvisor.driver.restore(lasting)
+    try:
+        async with gvisor.child() as ephemeral:
+            template = parent(parent(ephemeral.pid))  # beyond the process that waits for the supervisor
+            assert b"gvisor_template" in Path(f"/proc/{template}/cmdline").read_bytes()
+            os.kill(template, signal.SIGKILL)
+            assert "its process ended" in (await asyncio.wait_for(ephemeral.wait(), 20)).reason
+        assert await sh(machine, "cat /seed") == "seed"
+        async with gvisor.child() as another:  # and there is a new one to copy
+            assert await sh(another, "cat /seed") == "seed"
+    finally:
+        await machine.kill()
+    await no_traces(lasting.directory)

@@ -91,7 +91,7 @@ async def test_pause_and_resume_keep_memory_disk_id_and_token(site: Site) -> Non
     old.memory["counter"] = "41"
     paused = await node.pause(sandbox)
     assert paused.state is State.PAUSED and paused.address is None and paused.expires_at_s is None
-    await sandbox.ended()
+    await sandbox.freed()
     assert not site.engine.machines and not sandbox.directory.capturing.exists()
     resumed = await node.resume(sandbox, timeout_s=60, cold=False)
     new = site.machine(sandbox)
