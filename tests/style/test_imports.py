@@ -66,7 +66,7 @@ def test_imports_follow_the_rules(rule: Rule) -> None:
 # Module -> why it may end the process, beside the command line.
 MAY_EXIT = {
     "aenv_build.bases.unpack": "runs as a process of its own, confined, and reports by its exit code",
-    "aenv_run.drivers.gvisor_template": "a copied process ends with what it was copied for, not with its copier's code",
+    "aenv_run.drivers.gvisor_template": "a copied process ends where its work does, in the middle of its copier",
 }
 
 
