@@ -24,7 +24,7 @@ from aenv_run import disk
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.catalog import Catalog
-from aenv_run.config import REPOSITORY_VARIABLE, open_repository
+from aenv_run.config import REPOSITORY_VARIABLE, WARM_VARIABLE, open_repository
 from aenv_run.drivers import guest_image, gvisor_host, gvisor_spec, qemu_command, qemu_host
 from aenv_run.drivers.gvisor_level import Level
 from aenv_run.drivers.protocol import BootSpec, Driver, DriverName
@@ -46,7 +46,7 @@ from tests.perf.twin import TRUE, Twin
 MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=1024)
 DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
 LISTEN_S = 2.0
-STEPS = 10
+STEPS = 11
 UNTIL = "launch, resume, reset, cold boot, first, all: until a first command (/bin/true) has been answered"
 
 
@@ -91,6 +91,7 @@ class Bench:
     async def _begin(self) -> Selected:
         os.environ["AENV_DRIVER"] = self.name
         os.environ["AENV_FIRST_BOOT_WARMS"] = "off"  # every cold boot is one
+        os.environ[WARM_VARIABLE] = "off"  # nothing happens in the background
         os.environ[REPOSITORY_VARIABLE] = str(self._home.repository)
         self._home.network.mkdir(parents=True)
         # QEMU's user networking is measured, with a forwarded port, as it is by hand; runsc needs a slot.
@@ -153,7 +154,8 @@ def notes_of(twin: Twin) -> dict[str, str]:
         "a": f"bare: {twin.notes['pause']}",
         "b": f"bare: {twin.notes['save']}",
         "c": f"bare: as (b), then as many restores by hand, {2 * (os.cpu_count() or 1)} at a time",
-        "d": "an episode ends and the next begins: kill, create from the same snapshot; gvx states about 100 ms",
+        "d": "the next episode: kill, create from the snapshot; or `reset` while a pool has one machine ready. "
+        "bare: kill, restore. gvx states about 100 ms",
         "e": "nothing left: no process, directory, control group or namespace; gvx states about 10 ms for a close",
         "f": "8 MiB written to a file, 8 MiB of memory used and given back. Pss: of all processes of a machine; "
         "held: with all pages of its memory file; group: what its control group is charged",

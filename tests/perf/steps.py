@@ -14,7 +14,7 @@ from aenv_run.drivers import gvisor_cgroup
 from aenv_run.drivers.protocol import Driver
 from aenv_run.network.addressing import NETNS_DIRECTORY
 from aenv_run.node_client import NodeClient
-from aenv_run.node_wire import ForkEntry, ForkRequest, ForkStart
+from aenv_run.node_wire import ForkEntry, ForkRequest, ForkStart, PoolRequest
 from aenv_run.paths import Home
 from aenv_run.sandbox_record import SandboxDirectory
 from aenv_run.sdk_async import AsyncSandbox
@@ -31,7 +31,7 @@ WORK = (
 )
 CHILDREN = 16
 LIFE_S = 3600.0
-POLL_S = 0.0005
+POLL_S, SETTLE_S = 0.0005, 0.2
 
 
 @dataclass
@@ -52,6 +52,7 @@ class Steps:
             ("launch from memory", self.launch),
             ("pause and resume", self.pause_and_resume),
             ("reset", self.reset),
+            ("reset from a pool", self.reset_from_pool),
             ("close", self.close),
             *((f"fork to {count}", lambda count=count: self.fork(count)) for count in (1, 4, CHILDREN)),
             ("memory per child", self.memory_per_child),
@@ -67,7 +68,8 @@ class Steps:
 
     async def start(self, snapshot: str = WITH_MEMORY) -> AsyncSandbox:
         """One that has answered its first command."""
-        sandbox = await AsyncSandbox.create(snapshot, home=self.home, timeout=LIFE_S)
+        cold = snapshot == DISK_ONLY
+        sandbox = await AsyncSandbox.create(snapshot, home=self.home, timeout=LIFE_S, cold=cold)
         await sandbox.commands.run(list(TRUE))
         return sandbox
 
@@ -133,16 +135,20 @@ class Steps:
     # -- pause and resume ----------------------------------------------------------------------------------
 
     async def pause_and_resume(self) -> None:
-        """Both of one sandbox, again and again."""
+        """Both of one sandbox, again and again; it is resumed when nothing of its machine is left."""
         pauses: list[float] = []
+        gone: list[float] = []
         resumes: list[float] = []
         bare_pauses: list[float] = []
         bare_resumes: list[float] = []
         async with await self.start() as sandbox:
             for number in range(self.rounds + 1):
+                pids = tree(self._engines(sandbox))
                 start = time.perf_counter()
                 await sandbox.pause()
                 paused = (time.perf_counter() - start) * 1000
+                await asyncio.to_thread(_wait_while, functools.partial(_any_is_there, pids))
+                ended = (time.perf_counter() - start) * 1000
                 start = time.perf_counter()
                 await sandbox.resume(timeout=LIFE_S)
                 await sandbox.commands.run(list(TRUE))
@@ -150,10 +156,12 @@ class Steps:
                 bare_paused, bare_resumed = await self.by_hand(self._paused_bare)
                 if number:
                     pauses.append(paused)
+                    gone.append(ended)
                     resumes.append(resumed)
                     bare_pauses.append(bare_paused)
                     bare_resumes.append(bare_resumed)
-        self.rows.append(Row("pause", pauses, bare_pauses, "a"))
+        self.rows.append(Row("pause, answered", pauses, bare_pauses, "a"))
+        self.rows.append(Row("pause, machine gone", gone, bare_pauses, "a"))
         self.rows.append(Row("resume", resumes, bare_resumes))
 
     def _paused_bare(self) -> tuple[float, float]:
@@ -242,17 +250,37 @@ class Steps:
             await sandbox.kill()
             return elapsed
 
-        def bare() -> float:
-            self.twin.make_ready(2)
-            machine, _ = self.start_bare(self.twin.restore)
-            elapsed = milliseconds(machine.end)
-            second, started = self.start_bare(self.twin.restore)
-            for one in (machine, second):
-                one.end()
-                one.tidy()
-            return elapsed + started
+        await self.measure("reset", ours, self._reset_bare, self.rounds, "d")
 
-        await self.measure("reset", ours, bare, self.rounds, "d")
+    async def reset_from_pool(self) -> None:
+        """The same with a machine that stands ready; the pool is full again before the next."""
+        client = NodeClient(self.home)
+        await client.set_pool(PoolRequest(snapshot=WITH_MEMORY, low=1, high=1))
+        sandbox = await self.start()
+
+        async def ours() -> float:
+            while True:
+                await asyncio.sleep(SETTLE_S)
+                if (await client.pools())[0].ready:
+                    break
+            start = time.perf_counter()
+            await sandbox.reset(timeout=LIFE_S)
+            await sandbox.commands.run(list(TRUE))
+            return (time.perf_counter() - start) * 1000
+
+        await self.measure("reset, one ready", ours, self._reset_bare, self.rounds, "d")
+        await sandbox.kill()
+        await client.remove_pool(WITH_MEMORY)
+
+    def _reset_bare(self) -> float:
+        self.twin.make_ready(2)
+        machine, _ = self.start_bare(self.twin.restore)
+        elapsed = milliseconds(machine.end)
+        second, started = self.start_bare(self.twin.restore)
+        for one in (machine, second):
+            one.end()
+            one.tidy()
+        return elapsed + started
 
     async def close(self) -> None:
         """Kill: until the caller has its answer, and until nothing of the machine is left on the host."""
@@ -277,12 +305,7 @@ class Steps:
         start = time.perf_counter()
         await sandbox.kill()
         answered = (time.perf_counter() - start) * 1000
-
-        def wait() -> None:
-            while left():
-                time.sleep(POLL_S)
-
-        await asyncio.to_thread(wait)
+        await asyncio.to_thread(_wait_while, left)
         return answered, (time.perf_counter() - start) * 1000
 
     def _left_of(self, sandbox: AsyncSandbox) -> Callable[[], bool]:
@@ -293,7 +316,7 @@ class Steps:
         if slot is not None:
             paths += [NETNS_DIRECTORY / slot.router_name, NETNS_DIRECTORY / slot.guest_name]
         pids = tree(self._engines(sandbox))
-        return lambda: any(map(is_there, pids)) or any(path.exists() for path in paths)
+        return lambda: _any_is_there(pids) or any(path.exists() for path in paths)
 
     def _closed_bare(self) -> tuple[float, float]:
         self.twin.make_ready(1)
@@ -350,3 +373,12 @@ class Steps:
             if (facts.st_dev, facts.st_ino) == (place.st_dev, place.st_ino):
                 found.append(int(entry.name))
         return found
+
+
+def _any_is_there(pids: list[int]) -> bool:
+    return any(map(is_there, pids))
+
+
+def _wait_while(there: Callable[[], bool]) -> None:
+    while there():
+        time.sleep(POLL_S)
