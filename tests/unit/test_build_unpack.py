@@ -133,6 +133,18 @@ async def test_bomb_is_stopped_at_the_size_of_the_disk(tmp_path: Path) -> None:
         await unpack(archive, 8)
 
 
+async def test_cut_off_between_two_entries(tmp_path: Path) -> None:
+    """Whole entries and no mark of the end: tarfile alone takes it for a whole archive."""
+    archive = tar_of(tmp_path / "a.tar", entry("a", data=b"1"), entry("b", data=b"2"))
+    archive.write_bytes(archive.read_bytes()[:1024])
+    with pytest.raises(BaseUnavailable, match="cut off"):
+        await unpack(archive)
+    archive.write_bytes(archive.read_bytes()[:1024] + b"\x01" * 512)
+    (tmp_path / "tree").rename(tmp_path / "tree1")
+    with pytest.raises(BaseUnavailable, match="damaged"):
+        await unpack(archive)
+
+
 @pytest.mark.parametrize("data", [b"", b"not a tar" * 100, b"\x1f\x8b nonsense"])
 async def test_not_an_archive(tmp_path: Path, data: bytes) -> None:
     archive = tmp_path / "x.tar"
