@@ -134,24 +134,34 @@ def graph(layers: tuple[Path, ...], overlay: Path, overlay_name: str) -> list[No
     return [*nodes, overlay_node(overlay, overlay_name, below)]
 
 
-def chain_name(layers: tuple[Path, ...]) -> str:
-    """The chain as the name of one image for qemu-img. As explicit as ``graph``."""
+def over(layer: Path, backing: Node | None) -> Node:
+    """A layer above ``backing``, for qemu-img and qemu-io. As explicit as ``graph``."""
+    return {"driver": "qcow2", "file": {"driver": "file", "filename": str(layer.absolute())}, "backing": backing}
+
+
+def chain_node(layers: tuple[Path, ...]) -> Node:
+    """A whole chain."""
     node: Node | None = None
     for layer in layers:
-        file: Node = {"driver": "file", "filename": str(layer.absolute())}
-        node = {"driver": "qcow2", "file": file, "backing": node}
+        node = over(layer, node)
+    assert node is not None
+    return node
+
+
+def raw_node(path: Path) -> Node:
+    """A raw image."""
+    return {"driver": "raw", "file": {"driver": "file", "filename": str(path.absolute())}}
+
+
+def named(node: Node) -> str:
+    """The name by which these programs open a node."""
     return "json:" + json.dumps(node)
-
-
-def raw_name(path: Path) -> str:
-    """A raw image as a name for qemu-img that no letter of the path can make another."""
-    return "json:" + json.dumps({"driver": "raw", "file": {"driver": "file", "filename": str(path.absolute())}})
 
 
 async def flatten(layers: tuple[Path, ...], target: Path, *, timeout_s: float = 900.0) -> None:
     """Write the whole disk of a chain as one sparse raw file."""
     await process.check(
-        ["qemu-img", "convert", "-O", "raw", chain_name(layers), str(target)],
+        ["qemu-img", "convert", "-O", "raw", named(chain_node(layers)), str(target)],
         what="cannot read the disk's layers", fix="free disk space", timeout_s=timeout_s,
     )  # fmt: skip
 

@@ -23,6 +23,8 @@ CHUNK = struct.Struct("<QI")
 MAX_CHUNK_BYTES = 1 << 20
 #: debugfs puts a name into a directory without growing it: so many fit into a new block, whatever their length.
 LINKS_PER_BLOCK = 12
+#: A guest tells nothing of these that are in its image: gVisor shows no node of a character device there.
+UNTOLD = (stat.S_IFSOCK, stat.S_IFCHR)
 KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK, stat.S_IFCHR, stat.S_IFBLK, stat.S_IFIFO)
 
 
@@ -37,6 +39,7 @@ class PackLine(BaseModel, extra="forbid", strict=False):
     size: int = Field(0, ge=0, lt=1 << 44)
     mount: bool = False
     same: int = Field(0, ge=0)
+    whole: bool = False
     link: Base64Bytes = Field(b"", max_length=MAX_PATH_BYTES)
     target: Base64Bytes = Field(b"", max_length=2 * LINK_BYTES)
     device: tuple[int, int] = (0, 0)
@@ -172,14 +175,14 @@ class Script:
         """Whether what is there is not removed first."""
         if packed is not None and packed.line.mount:
             return True  # it is covered, whatever it is
-        if packed is None or packed.kind != node.inode.kind:
-            return node.inode.kind == stat.S_IFSOCK  # which the guest does not tell of
-        if packed.kind == stat.S_IFREG:
-            if not packed.line.same:
-                return False
+        if packed is None:
+            return node.inode.kind in UNTOLD
+        if packed.line.same:
             if self._files.get(packed.line.same) is not node:
                 raise ProtocolError(f"the guest says that {packed.line.path!r} is as it was, and it is not")
             return True
+        if packed.kind != node.inode.kind or packed.kind == stat.S_IFREG:
+            return False
         if packed.kind == stat.S_IFLNK:
             return packed.line.target == node.data
         return packed.kind not in (stat.S_IFCHR, stat.S_IFBLK) or packed.line.device == node.inode.rdev
@@ -196,8 +199,10 @@ class Script:
 
     def _file(self, name: bytes, packed: Packed, base: Node | None, path: bytes) -> None:
         line = packed.line
-        if line.mount and base is not None:
+        if (line.mount or line.whole or line.same) and base is not None:
             return
+        if line.whole or line.same:
+            raise ProtocolError(f"the guest says that {path!r} is as it was, and it is not there")
         if packed.kind == stat.S_IFDIR:
             if base is None:
                 self._add(f"mkdir {_word(name)}")
@@ -218,15 +223,22 @@ class Script:
             case stat.S_IFIFO:
                 self._add(f"mknod {word} p")
             case stat.S_IFCHR | stat.S_IFBLK:
-                kind = "c" if packed.kind == stat.S_IFCHR else "b"
-                self._add(f"mknod {word} {kind} {line.device[0]} {line.device[1]}")
+                self._device(name, line, "c" if packed.kind == stat.S_IFCHR else "b")
             case _ if line.link:
                 self._add(f"ln {_word(b'/' + line.link)} {word}")
                 self._links[line.link] = self._links.get(line.link, 1) + 1
-            case _ if packed.content is None:
-                raise ProtocolError(f"the guest says that {path!r} is as it was, and it is not there")
             case _:
                 self._add(f"write {_word(bytes(self._contents / str(packed.content)))} {word}")
+
+    def _device(self, name: bytes, line: PackLine, kind: str) -> None:
+        major, minor = line.device
+        if not 0 <= major < 1 << 12 or not 0 <= minor < 1 << 20:
+            raise ProtocolError(f"the guest says that {line.path!r} is a device that cannot be")
+        large = major > 0xFF or minor > 0xFF
+        self._add(f"mknod {_word(name)} {kind} {0 if large else major} {0 if large else minor}")
+        if large:  # which debugfs would not take; as Linux's new_encode_dev
+            self._add(f"sif {_relative(name)} block[0] 0")
+            self._add(f"sif {_relative(name)} block[1] {minor & 0xFF | major << 8 | (minor & ~0xFF) << 12}")
 
     def _attributes(self, where: str, packed: Packed, base: Node | None) -> None:
         line = packed.line

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from aenv_run.disk_mount import MOUNT_POINTS
 from aenv_run.errors import CorruptData, Unsupported
-from aenv_run.ext4 import ROOT_INODE, Ext4, Inode
+from aenv_run.ext4 import NAME_BYTES, ROOT_INODE, Ext4, Inode
 
 BLOCK_BYTES = 4096
 SUPERBLOCK = struct.Struct("<IIIBBHQQIIII16s16sIHHHBBIQB23s")
@@ -24,6 +24,8 @@ DIRENT = struct.Struct("<QHBx")
 FLAT, INLINE = 0, 2
 #: A path cannot be longer. What the files take in all, with their holes: gVisor maps it.
 MAX_DEPTH, MAX_BYTES = 2048, 1 << 40
+#: How much an entry adds to the size of a directory in gVisor's memory; see the daemon's archive/pack.go.
+MEMORY_ENTRY_BYTES = 20
 KINDS = {
     stat.S_IFREG: 1, stat.S_IFDIR: 2, stat.S_IFCHR: 3, stat.S_IFBLK: 4, stat.S_IFIFO: 5, stat.S_IFSOCK: 6,
     stat.S_IFLNK: 7,
@@ -139,22 +141,23 @@ def _place(root: Node, shown: Node) -> Tree:
     return Tree(root, shown, files, -(-at // BLOCK_BYTES) * BLOCK_BYTES)
 
 
-def _names_bytes(node: Node) -> int:
-    return sum(DIRENT.size + len(name) for name in (b".", b"..", *node.children))
-
-
 def _inline_bytes(node: Node) -> int:
     """How much of its content follows the inode; 0 when it has blocks."""
     size = 0
     if node.is_directory:
-        size = _names_bytes(node)
+        size = sum(DIRENT.size + len(name) for name in (b".", b"..", *node.children)) + 1
     elif node.inode.kind == stat.S_IFLNK:
         size = len(node.data)
-    return size if size <= BLOCK_BYTES - INODE.size else 0
+    if size > BLOCK_BYTES - INODE.size:
+        return 0
+    return len(_directory(node)) if node.is_directory else size
 
 
 def _directory(node: Node) -> bytes:
-    """Its entries in the order of their names, in whole blocks unless they fit beside the inode."""
+    """Its entries in the order of their names, in whole blocks but for the last.
+
+    No size is one that a directory in memory can have: so the daemon tells those that were written.
+    """
     parent = node.parent or node
     entries = sorted([*node.children.items(), (b".", node), (b"..", parent)])
     blocks: list[list[tuple[bytes, Node]]] = [[]]
@@ -162,21 +165,30 @@ def _directory(node: Node) -> bytes:
     for name, child in entries:
         need = DIRENT.size + len(name)
         if used + need > BLOCK_BYTES:
+            if BLOCK_BYTES - used + len(blocks[-1][-1][0]) > NAME_BYTES:
+                raise Unsupported(
+                    f"a directory of the disk has too many long names for gVisor: {blocks[-1][-1][0]!r}",
+                    fix="run where the disk can be mounted (`aenv doctor`)",
+                )
             blocks.append([])
             used = 0
         blocks[-1].append((name, child))
         used += need
-    packed = []
-    for block in blocks:
-        at = len(block) * DIRENT.size
-        heads, names = bytearray(), bytearray()
-        for name, child in block:
-            heads += DIRENT.pack(child.nid, at + len(names), KINDS[child.inode.kind])
-            names += name
-        packed.append(bytes(heads + names))
-    if len(packed) == 1 and len(packed[0]) <= BLOCK_BYTES - INODE.size:
-        return packed[0]
-    return b"".join(one.ljust(BLOCK_BYTES, b"\0") for one in packed)
+    packed = b"".join(_directory_block(block).ljust(BLOCK_BYTES, b"\0") for block in blocks[:-1])
+    last = _directory_block(blocks[-1])
+    could_be_memory = (len(packed) + len(last)) % MEMORY_ENTRY_BYTES == 0
+    if could_be_memory and used < BLOCK_BYTES and len(entries[-1][0]) < NAME_BYTES:
+        last += b"\0"
+    return packed + last
+
+
+def _directory_block(block: list[tuple[bytes, Node]]) -> bytes:
+    at = len(block) * DIRENT.size
+    heads, names = bytearray(), bytearray()
+    for name, child in block:
+        heads += DIRENT.pack(child.nid, at + len(names), KINDS[child.inode.kind])
+        names += name
+    return bytes(heads + names)
 
 
 def write_empty(target: Path) -> None:
@@ -192,8 +204,6 @@ def write(source: Ext4 | None, tree: Tree, target: Path) -> None:
         end = tree.meta_bytes
         for node in tree.files:
             end = _write_node(descriptor, source, node, end)
-            if end > MAX_BYTES:
-                raise Unsupported(f"the disk's files have more than {MAX_BYTES >> 40} TiB, with their holes")
         os.ftruncate(descriptor, end)
         superblock = SUPERBLOCK.pack(
             MAGIC, 0, 0, 12, 0, tree.guest_root.nid, len(tree.files), 0, 0, end // BLOCK_BYTES, 0, 0, bytes(16),
@@ -219,6 +229,8 @@ def _write_node(descriptor: int, source: Ext4 | None, node: Node, end: int) -> i
     elif size:
         where = end // BLOCK_BYTES
         end += -(-size // BLOCK_BYTES) * BLOCK_BYTES
+        if end > MAX_BYTES:
+            raise Unsupported(f"the disk's files have more than {MAX_BYTES >> 40} TiB, with their holes")
         if data:
             os.pwrite(descriptor, data, where * BLOCK_BYTES)
         elif source is not None:

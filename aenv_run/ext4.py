@@ -64,6 +64,7 @@ class Ext4:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._file_bytes = os.fstat(self._descriptor).st_size
         try:
             self._open()
         except BaseException:
@@ -107,11 +108,16 @@ class Ext4:
     def _bad(self, what: str) -> CorruptData:
         return CorruptData(f"the file system in {self._path.name} is damaged: {what}")
 
+    def _pread(self, length: int, at: int) -> bytes:
+        if at + length > self._file_bytes:
+            raise self._bad(f"it says to go on at byte {at}, outside of it")
+        return os.pread(self._descriptor, length, at)
+
     def _table(self, group: int) -> int:
         found = self._tables.get(group)
         if found is None:
             at = self._groups_at + group * self._descriptor_bytes
-            raw = os.pread(self._descriptor, self._descriptor_bytes, at).ljust(64, b"\0")
+            raw = self._pread(self._descriptor_bytes, at).ljust(64, b"\0")
             found = struct.unpack_from("<I", raw, 8)[0]
             if self._descriptor_bytes == 64:
                 found |= struct.unpack_from("<I", raw, 0x28)[0] << 32
@@ -124,9 +130,7 @@ class Ext4:
             raise self._bad(f"inode {number} does not exist")
         group, index = divmod(number - 1, self._per_group)
         at = self._table(group) * self.block_bytes + index * self._inode_bytes
-        raw = os.pread(self._descriptor, self._inode_bytes, at)
-        if len(raw) < self._inode_bytes:
-            raise self._bad(f"inode {number} lies outside")
+        raw = self._pread(self._inode_bytes, at)
         mode, uid, size = struct.unpack_from("<HHI", raw, 0)
         mtime_s = struct.unpack_from("<i", raw, 16)[0]
         gid, links, _, flags = struct.unpack_from("<HHII", raw, 24)
@@ -197,10 +201,7 @@ class Ext4:
     def _block(self, number: int) -> bytes:
         if not 0 < number < self.blocks:
             raise self._bad(f"block {number} does not exist")
-        raw = os.pread(self._descriptor, self.block_bytes, number * self.block_bytes)
-        if len(raw) < self.block_bytes:
-            raise self._bad(f"block {number} lies outside")
-        return raw
+        return self._pread(self.block_bytes, number * self.block_bytes)
 
     def read(self, inode: Inode, limit_bytes: int) -> bytes:
         """Its whole content, which must not be larger than the limit."""
@@ -211,7 +212,7 @@ class Ext4:
             at = extent.logical * self.block_bytes
             length = min(extent.count * self.block_bytes, inode.size - at)
             if length > 0:
-                out[at : at + length] = os.pread(self._descriptor, length, extent.physical * self.block_bytes)
+                out[at : at + length] = self._pread(length, extent.physical * self.block_bytes)
         return bytes(out)
 
     def link_target(self, inode: Inode) -> bytes:

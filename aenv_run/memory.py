@@ -154,11 +154,12 @@ def copy_sparse(source: Path, target: Path) -> None:
             fcntl.ioctl(to_fd, FICLONE, from_fd)
             return
         os.ftruncate(to_fd, os.fstat(from_fd).st_size)
-        for offset, length in _extents(from_fd):
+        for offset, length in data_ranges(from_fd):
             _copy_range(from_fd, to_fd, offset, length)
 
 
-def _extents(descriptor: int) -> Iterator[tuple[int, int]]:
+def data_ranges(descriptor: int) -> Iterator[tuple[int, int]]:
+    """Offsets and lengths of what a sparse file has; the rest are holes."""
     size = os.fstat(descriptor).st_size
     at = 0
     while at < size:

@@ -50,7 +50,6 @@ from aenv_run.types import MachineSpec
 
 IMAGE_IN = "image"
 ENGINE_LOG = "engine.log"
-ROOT_IMAGE = "root.erofs"
 #: What a guest's account of its disk has beside the content of files.
 PACK_OVERHEAD_BYTES = 1 << 30
 #: The files of a checkpoint that every version has; newer ones may write more.
@@ -189,7 +188,7 @@ class GvisorDriver:
         if isinstance(spec, RestoreSpec):
             known = read_below(spec.memory[ROLE], len(layers))
             layers = layers[: known.layers]
-        root = await gvisor_root.prepare(self._home, layers, directory / ROOT_IMAGE)
+        root = await gvisor_root.prepare(self._home, layers, directory)
         if known is not None and known.digest != root.digest:
             raise RestoreIncompatible(
                 "the memory snapshot cannot be restored here: it belongs to another disk",
@@ -199,7 +198,7 @@ class GvisorDriver:
 
     def _write_bundle(self, spec: BootSpec, directory: Path, cgroup: str | None) -> None:
         envd = gvisor_host.envd_path(self._home)
-        image = None if self._level.mounts else directory / ROOT_IMAGE
+        image = None if self._level.mounts else directory / gvisor_root.IMAGE
         container = gvisor_spec.Container(spec.machine, directory / ROOT, envd, spec.network, cgroup, image)
         for name in (BUNDLE, ROOT):
             (directory / name).mkdir(exist_ok=True)
@@ -365,7 +364,8 @@ def _clear(directory: Path) -> None:
         ENGINE_LOG,
         STORAGE_LOG,
         IMAGE,
-        ROOT_IMAGE,
+        gvisor_root.IMAGE,
+        gvisor_root.METADATA,
         PACK,
     )
     for pattern in names:

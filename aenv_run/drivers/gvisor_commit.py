@@ -18,6 +18,7 @@ from aenv_run.drivers.gvisor_capture import (
     overlay_path,
 )
 from aenv_run.drivers.gvisor_control import request
+from aenv_run.drivers.gvisor_root import METADATA as ROOT_METADATA
 from aenv_run.drivers.gvisor_spec import KEEP
 from aenv_run.drivers.gvisor_supervisor import PACK
 from aenv_run.drivers.protocol import Endpoint
@@ -79,7 +80,8 @@ async def capture(
             descriptor=descriptor.number,
         )
         layer = overlay_path(machine, sealed + 1)
-        await disk_commit.make_layer(pack, chain[: below.layers], (*chain, *before), layer, KEEP)
+        shown = disk_commit.Disk(machine / ROOT_METADATA, chain[: below.layers], (*chain, *before), KEEP)
+        await disk_commit.make_layer(pack, shown, layer)
         if facts is not None:
             (directory / f"{ROLE}{SUFFIX}").write_text(below.model_dump_json())
         return hand_over(machine, directory, sealed + 1, facts, float(str(answer["stopped_ms"])))

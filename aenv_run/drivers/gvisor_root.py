@@ -22,7 +22,9 @@ from aenv_run.errors import AenvError, CorruptData, NoSpace, from_os
 from aenv_run.ext4 import Ext4
 from aenv_run.paths import Home
 
-SUFFIX = ".erofs"
+SUFFIX, METADATA_SUFFIX = ".erofs", ".metadata"
+#: In a machine's directory.
+IMAGE, METADATA = f"root{SUFFIX}", f"root{METADATA_SUFFIX}"
 #: More than this in all, and the images that were not used for longest are removed.
 CACHE_BYTES = 16 << 30
 HEAD_BYTES = 1 << 20
@@ -36,24 +38,34 @@ class Root:
     digest: str
 
 
-async def prepare(home: Home, layers: tuple[Path, ...], target: Path) -> Root:
-    """Link the image of ``layers`` at ``target``, and make it if it is not there: 16 children make it once."""
+async def prepare(home: Home, layers: tuple[Path, ...], machine: Path) -> Root:
+    """Link the image of ``layers``, and the metadata of their disk, into a machine's directory.
+
+    They are made if they are not there: 16 children make them once.
+    """
     directory = home.cache / "roots"
     key = await asyncio.to_thread(chain_key, layers)
     image = directory / (key + SUFFIX)
-    target.unlink(missing_ok=True)
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not await asyncio.to_thread(_link, image, target):
+        if not await asyncio.to_thread(_link_both, image, machine):
             async with _locked(directory / f"{key}.lock"):
-                if not await asyncio.to_thread(_link, image, target):
+                if not await asyncio.to_thread(_link_both, image, machine):
                     await _make(layers, image)
                     await asyncio.to_thread(_evict, directory, image)
-                    if not await asyncio.to_thread(_link, image, target):
+                    if not await asyncio.to_thread(_link_both, image, machine):
                         raise AenvError(f"the root file system {image} went away as soon as it was made")
-        return Root(target, await asyncio.to_thread(_digest, target))
+        return Root(machine / IMAGE, await asyncio.to_thread(_digest, machine / IMAGE))
     except OSError as error:
         raise from_os(error, "the disk's layers cannot be made a root file system") from error
+
+
+def _link_both(image: Path, machine: Path) -> bool:
+    for source, name in ((image, IMAGE), (image.with_suffix(METADATA_SUFFIX), METADATA)):
+        (machine / name).unlink(missing_ok=True)
+        if not _link(source, machine / name):
+            return False
+    return True
 
 
 def _link(image: Path, target: Path) -> bool:
@@ -87,20 +99,22 @@ async def _locked(path: Path) -> AsyncIterator[None]:
 
 
 async def _make(layers: tuple[Path, ...], image: Path) -> None:
-    raw, part = image.with_suffix(".raw"), image.with_suffix(".part")
+    raw, part, metadata = (image.with_suffix(suffix) for suffix in (".raw", ".part", ".part-metadata"))
 
     def convert() -> None:
         with Ext4(raw) as source:
             erofs.write(source, erofs.read_tree(source, KEEP), part)
-        part.chmod(0o444)
-        part.rename(image)
 
     try:
-        for path in (raw, part):  # of a process that was killed
+        for path in (raw, part, metadata):  # of a process that was killed
             path.unlink(missing_ok=True)
         await disk.flatten(layers, raw)
         await disk_commit.replay(raw)
+        await disk_commit.save_metadata(raw, metadata)
         await asyncio.to_thread(convert)
+        for path, final in ((metadata, image.with_suffix(METADATA_SUFFIX)), (part, image)):
+            path.chmod(0o444)
+            path.rename(final)
     except AenvError as error:
         if "no space left" in error.message.lower():
             raise NoSpace(
@@ -108,7 +122,7 @@ async def _make(layers: tuple[Path, ...], image: Path) -> None:
             ) from error
         raise
     finally:
-        for path in (raw, part):
+        for path in (raw, part, metadata):
             path.unlink(missing_ok=True)
 
 
@@ -125,6 +139,7 @@ def _evict(directory: Path, newest: Path) -> None:
             return
         if path != newest:
             path.unlink(missing_ok=True)
+            path.with_suffix(METADATA_SUFFIX).unlink(missing_ok=True)
             total -= size
 
 

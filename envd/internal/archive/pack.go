@@ -25,6 +25,7 @@ type packEntry struct {
 	Size   int64             `json:"size,omitempty"`
 	Mount  bool              `json:"mount,omitempty"`
 	Same   uint64            `json:"same,omitempty"`
+	Whole  bool              `json:"whole,omitempty"`
 	Link   []byte            `json:"link,omitempty"`
 	Target []byte            `json:"target,omitempty"`
 	Device [2]uint32         `json:"device"`
@@ -34,12 +35,13 @@ type packEntry struct {
 const packChunk = 64 << 10
 
 type packer struct {
-	out   *bufio.Writer
-	lines *json.Encoder
-	on    Devices
-	dev   uint64
-	links map[inode]string
-	buf   []byte
+	out    *bufio.Writer
+	lines  *json.Encoder
+	on     Devices
+	dev    uint64
+	marked bool
+	links  map[inode]string
+	buf    []byte
 }
 
 // Devices are those of the disk: files that the image has are on Lower, those
@@ -48,8 +50,8 @@ type Devices struct{ Lower, Upper uint64 }
 
 // Pack writes every file of the disk whose root is at root: directories before
 // what they hold, in the order of names, and an empty line at the end. Of a file that
-// is as the image has it only its number is told. Mount points are told and not
-// entered.
+// is as the image has it only its number is told, of such a directory nothing of
+// what it holds: see unwritten. Mount points are told and not entered.
 func Pack(w io.Writer, root string, on Devices) error {
 	var st syscall.Stat_t
 	if err := syscall.Lstat(root, &st); err != nil {
@@ -57,7 +59,7 @@ func Pack(w io.Writer, root string, on Devices) error {
 	}
 	out := bufio.NewWriterSize(w, 1<<20)
 	p := &packer{
-		out: out, lines: json.NewEncoder(out), on: on, dev: uint64(st.Dev),
+		out: out, lines: json.NewEncoder(out), on: on, dev: uint64(st.Dev), marked: inMemory(root) && inMemory(root+"/tmp"),
 		links: map[inode]string{}, buf: make([]byte, packChunk),
 	}
 	if err := p.add(root, ""); err != nil {
@@ -82,11 +84,17 @@ func (p *packer) add(path, name string) error {
 		Path: []byte(name), Mode: st.Mode, UID: st.Uid, GID: st.Gid,
 		Mtime: [2]int64{st.Mtim.Sec, st.Mtim.Nsec},
 	}
-	switch st.Mode & syscall.S_IFMT {
+	kind := st.Mode & syscall.S_IFMT
+	if kind != syscall.S_IFDIR && uint64(st.Dev) == p.on.Lower {
+		entry.Same = st.Ino
+		return p.lines.Encode(entry)
+	}
+	switch kind {
 	case syscall.S_IFDIR:
 		entry.Mount = uint64(st.Dev) != p.dev
+		entry.Whole = !entry.Mount && p.unwritten(&st)
 		entry.Xattrs = packXattrs(path)
-		if err := p.lines.Encode(entry); err != nil || entry.Mount {
+		if err := p.lines.Encode(entry); err != nil || entry.Mount || entry.Whole {
 			return err
 		}
 		return p.children(path, name)
@@ -106,6 +114,22 @@ func (p *packer) add(path, name string) error {
 	return p.lines.Encode(entry)
 }
 
+// memoryEntry is how much an entry adds to the size of a directory in memory. The
+// image's directories have other sizes, see aenv_run/erofs.py.
+const memoryEntry = 20
+
+// unwritten says that nothing in a directory, however deep, was written: then it
+// is still the image's, by its size. The root and /tmp always are copies in
+// memory. Where their sizes are none of that, sizes say nothing.
+func (p *packer) unwritten(st *syscall.Stat_t) bool {
+	return p.marked && st.Size%memoryEntry != 0
+}
+
+func inMemory(path string) bool {
+	var st syscall.Stat_t
+	return syscall.Lstat(path, &st) == nil && st.Size > 0 && st.Size%memoryEntry == 0
+}
+
 func (p *packer) children(path, name string) error {
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -121,12 +145,7 @@ func (p *packer) children(path, name string) error {
 }
 
 func (p *packer) file(path string, st *syscall.Stat_t, entry packEntry) error {
-	switch uint64(st.Dev) {
-	case p.on.Lower:
-		entry.Same = st.Ino
-		return p.lines.Encode(entry)
-	case p.on.Upper:
-	default:
+	if uint64(st.Dev) != p.on.Upper {
 		entry.Mount = true
 		return p.lines.Encode(entry)
 	}
