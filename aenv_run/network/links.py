@@ -110,6 +110,9 @@ def _guest_link(shape: Shape) -> list[str]:
 async def _configure_router(shape: Shape) -> None:
     device = router_device(shape.kind)
     # Persistent, and without vnet_hdr: the state of a guest's network card then fits user networking too.
+    # Known ahead: a question that nobody answers yet is asked again a second later only. Not behind a tap: a guest
+    # that comes from user networking learns from that question that its gateway is another one.
+    neighbour = [f"neigh replace {GUEST_ADDRESS} lladdr {GUEST_MAC} nud permanent dev {device}"]
     tap = [f"tuntap add dev {ROUTER_TAP} mode tap", f"link set {ROUTER_TAP} address {GATEWAY_MAC}"]
     await ip_batch(
         [
@@ -118,8 +121,7 @@ async def _configure_router(shape: Shape) -> None:
             f"addr add {GATEWAY}/24 dev {device}",
             f"addr add {DNS}/32 dev {device}",
             f"link set {device} up",
-            # Known ahead: a question that nobody answers yet is asked again a second later only.
-            f"neigh replace {GUEST_ADDRESS} lladdr {GUEST_MAC} nud permanent dev {device}",
+            *(neighbour if shape.kind == "veth" else []),
             f"addr add {shape.pool.router_end(shape.slot_id.number)}/31 dev {ROUTER_UPLINK}",
             f"link set {ROUTER_UPLINK} up",
             f"route add default via {shape.pool.host_end(shape.slot_id.number)}",
