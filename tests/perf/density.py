@@ -27,10 +27,9 @@ from rich.table import Column, Table
 from aenv_run.drivers import gvisor_cgroup
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.sdk_async import AsyncSandbox
-from tests.contracts.machines import processes_in
 from tests.perf import own_host
 from tests.perf.bench import MACHINE, Bench, host_facts, to_the_end, usable
-from tests.perf.footprint import MIB, memory_of
+from tests.perf.footprint import MIB, engines_in, memory_of
 from tests.perf.steps import LIFE_S, WITH_MEMORY, WORK
 from tests.perf.twin import TRUE
 
@@ -92,7 +91,7 @@ class Density(Bench):
             for child in children:
                 directory = (self._home.sandboxes / child.sandbox_id / "machine").absolute()
                 groups = gvisor_cgroup.directories(gvisor_cgroup.name_of(directory))
-                found.append(memory_of(processes_in(directory), [group for group in groups if group.exists()]))
+                found.append(memory_of(engines_in(directory), [group for group in groups if group.exists()]))
             return Row(
                 state=state,
                 count=len(children),

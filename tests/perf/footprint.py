@@ -45,6 +45,19 @@ def tree(roots: Iterable[int]) -> list[int]:
     return list(found)
 
 
+def engines_in(directory: Path) -> list[int]:
+    """The processes that work in a machine's directory, whatever their own mounts call it."""
+    place = directory.stat()
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit():
+                facts = (entry / "cwd").stat()
+                if (facts.st_dev, facts.st_ino) == (place.st_dev, place.st_ino):
+                    found.append(int(entry.name))
+    return found
+
+
 def memory_of(roots: Iterable[int], groups: Iterable[Path] = ()) -> Memory:
     """What the processes ``roots`` and all below them hold."""
     pss = shared = 0

@@ -19,7 +19,7 @@ from aenv_run.paths import Home
 from aenv_run.sandbox_record import SandboxDirectory
 from aenv_run.sdk_async import AsyncSandbox
 from aenv_run.types import SandboxId
-from tests.perf.footprint import Memory, is_there, memory_of, tree
+from tests.perf.footprint import Memory, engines_in, is_there, memory_of, tree
 from tests.perf.report import MemoryRow, Row
 from tests.perf.twin import TRUE, BareMachine, T, Twin, milliseconds
 
@@ -360,19 +360,7 @@ class Steps:
         return SandboxDirectory(self.home.sandboxes / SandboxId(sandbox.sandbox_id))
 
     def _engines(self, sandbox: AsyncSandbox) -> list[int]:
-        """The processes that work in its machine's directory."""
-        place = (self._directory(sandbox).machine).stat()
-        found = []
-        for entry in Path("/proc").iterdir():
-            if not entry.name.isdigit():
-                continue
-            try:
-                facts = (entry / "cwd").stat()
-            except OSError:
-                continue
-            if (facts.st_dev, facts.st_ino) == (place.st_dev, place.st_ino):
-                found.append(int(entry.name))
-        return found
+        return engines_in(self._directory(sandbox).machine)
 
 
 def _any_is_there(pids: list[int]) -> bool:
