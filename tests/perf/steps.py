@@ -8,7 +8,6 @@ import time
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from aenv_run.drivers import gvisor_cgroup
 from aenv_run.drivers.protocol import Driver
