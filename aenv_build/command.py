@@ -15,8 +15,10 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from aenv_build.bases.image import ImageSource, ResolvedImage
 from aenv_build.events import Sink
 from aenv_build.execute import BuildResult, Workshop, build, look_up
+from aenv_build.image_reference import parse_image
 from aenv_build.keys import HostFacts
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.load import Source, load
@@ -158,7 +160,8 @@ async def _main(options: Options) -> None:
     base = await asyncio.to_thread(_base_snapshot, source, repository)
     selected = await select(options.driver, options.home)
     facts = await _facts(selected, source, base)
-    plan = await asyncio.to_thread(make_plan, source, facts, base)
+    image = await _base_image(source, facts.architecture, options.home)
+    plan = await asyncio.to_thread(make_plan, source, facts, base, image)
     if options.plan_only:
         await asyncio.to_thread(_print_plan, plan, options, repository)
         return
@@ -189,6 +192,17 @@ def _base_snapshot(source: Source, repository: Repository) -> Snapshot | None:
         raise type(error)(
             f"{source.document.mark(('base', 'snapshot'))}: {error.message}", fix=error.fix
         ) from error
+
+
+async def _base_image(source: Source, architecture: Architecture, home: Home) -> ResolvedImage | None:
+    name = source.recipe.base.image
+    if name is None:
+        return None
+    try:
+        reference = parse_image(name).at(source.folder)
+        return await ImageSource(reference, home.cache / "images").resolve(architecture)
+    except AenvError as error:
+        raise type(error)(f"{source.document.mark(('base', 'image'))}: {error.message}", fix=error.fix) from error
 
 
 async def _facts(selected: Selected, source: Source, base: Snapshot | None) -> HostFacts:

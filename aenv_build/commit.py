@@ -35,6 +35,7 @@ class Committer:
             architecture=self._architecture,
             machine=self._plan.machine,
             context=self._plan.base.context,
+            labels=dict(self._plan.base.labels),
             provenance=self._provenance("base", self._plan.base.key),
         )
         return await in_thread(self._repository.commit, Capture(image.parent, (image,)), draft)
@@ -125,7 +126,7 @@ class Committer:
             machine=self._plan.machine,
             context=planned.context,
             hooks=planned.hooks,
-            labels=planned.output.labels,
+            labels=dict(planned.labels),
             provenance=self._provenance(planned.state or "base", planned.key),
             disk_below=state.disk,
         )

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import networkx as nx
 
+from aenv_build.bases.image import ResolvedImage
 from aenv_build.document import Where, nearest
 from aenv_build.files import CopiedFiles, examine
 from aenv_build.keys import HostFacts, Inputs, fields, inputs
@@ -24,12 +25,17 @@ DEFAULT_MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=4096)
 
 @dataclass(frozen=True)
 class BaseStage:
-    """The root of the graph. ``snapshot`` is set when the base is one, and nothing has to be built."""
+    """The root of the graph. ``snapshot`` is set when the base is one, and nothing has to be built.
+
+    ``labels`` are those that outputs have of it.
+    """
 
     inputs: Inputs
     context: Context
     snapshot: SnapshotId | None = None
     depth: int = 1
+    image: ResolvedImage | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> StageKey:
@@ -81,6 +87,7 @@ class PlannedOutput:
     context: Context
     memory: bool
     hooks: Hooks | None
+    labels: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def key(self) -> StageKey:
@@ -104,10 +111,18 @@ class Plan:
         return self.base.key if step is None else self.stages[step].key
 
 
-def make_plan(source: Source, facts: HostFacts, base_snapshot: Snapshot | None = None) -> Plan:
-    """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing."""
+def make_plan(
+    source: Source,
+    facts: HostFacts,
+    base_snapshot: Snapshot | None = None,
+    image: ResolvedImage | None = None,
+) -> Plan:
+    """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing.
+
+    ``base_snapshot`` and ``image`` are what the recipe's base of that kind is today.
+    """
     machine = machine_of(source, base_snapshot)
-    base = _base(source, facts, machine, base_snapshot)
+    base = _base(source, facts, machine, base_snapshot, image)
     graph = _Graph(source)
     planner = _Planner(source, facts, machine, base)
     stages: dict[str, Stage] = {}
@@ -284,6 +299,7 @@ class _Planner:
                 ("outputs", position, kind), message, fix="say 'memory: true' in the output", key=True
             )
         bound = self._facts.memory if memory else None
+        labels = {**self._base.labels, **output.labels}
         output_inputs = inputs(
             "output",
             1,
@@ -293,11 +309,11 @@ class _Planner:
             memory=memory,
             memory_facts=bound,
             envd=self._facts.envd_digest if memory else None,
-            labels=output.labels,
+            labels=labels,
             **({"hooks": hooks} if hooks else {}),  # without, the key is that of before there were any
         )
         name = output.name or self._source.recipe.name
-        return PlannedOutput(output, name, state, output_inputs, context, memory, hooks)
+        return PlannedOutput(output, name, state, output_inputs, context, memory, hooks, labels)
 
 
 def copy_target(to: str, context: Context) -> str:
@@ -362,15 +378,25 @@ def machine_of(source: Source, base: Snapshot | None) -> MachineSpec:
     )
 
 
-def _base(source: Source, facts: HostFacts, machine: MachineSpec, snapshot: Snapshot | None) -> BaseStage:
+def _base(
+    source: Source,
+    facts: HostFacts,
+    machine: MachineSpec,
+    snapshot: Snapshot | None,
+    image: ResolvedImage | None,
+) -> BaseStage:
     base = source.recipe.base
-    context = snapshot.context if snapshot else Context()
+    context = snapshot.context if snapshot else image.context if image else Context()
     context = context.model_copy(update={"env": {**context.env, **source.recipe.env}})
     if snapshot is not None:
         return BaseStage(
             inputs("base/snapshot", 1, snapshot=snapshot.id), context, snapshot.id, len(snapshot.disk)
         )
     common: dict[str, object] = {"architecture": facts.architecture, "disk_mib": machine.disk_mib}
+    if image is not None:
+        # The name does not count: a tag that moved is another image, another name of this one is not.
+        named = inputs("base/image", 1, **common, manifest=image.manifest_digest)
+        return BaseStage(named, context, image=image, labels=image.labels)
     if base.debootstrap is not None:
         values = fields(base.debootstrap)
         values["packages"] = sorted(set(base.debootstrap.packages))

@@ -18,6 +18,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
+from aenv_build.image_reference import parse_image
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, USER_PATTERN, Hook, Hooks
 from aenv_run.types import Name, Tag
@@ -56,6 +57,11 @@ def _inside(value: str) -> str:
         raise ValueError(f"{value!r} must not contain '..'")
     if "\0" in value or not value:
         raise ValueError("a path is not empty and has no NUL")
+    return value
+
+
+def _image(value: str) -> str:
+    parse_image(value)
     return value
 
 
@@ -126,6 +132,9 @@ class Debootstrap(RecipeModel):
 class Base(RecipeModel):
     """Where the first state comes from: exactly one key."""
 
+    image: Annotated[str, AfterValidator(_image)] | None = Field(
+        None, description="a container image: docker://HOST/NAME:TAG, oci:FOLDER:TAG or docker-archive:FILE"
+    )
     debootstrap: Debootstrap | None = None
     archive: str | None = Field(None, description="a root file system: .tar, .tar.gz, .tar.xz or .tar.zst")
     snapshot: str | None = Field(None, description="a snapshot's name, name:version, name:tag or id")

@@ -16,6 +16,8 @@ def base_words(plan: Plan) -> str:
     base = plan.source.recipe.base
     if base.debootstrap is not None:
         return f"debootstrap {base.debootstrap.suite}"
+    if base.image is not None:
+        return _short(f"image {base.image}")
     return _short(f"archive {base.archive}" if base.archive is not None else f"snapshot {base.snapshot}")
 
 

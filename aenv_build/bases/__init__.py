@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aenv_build.bases.archive import unpack_archive
 from aenv_build.bases.debootstrap import bootstrap
-from aenv_build.plan import Plan
+from aenv_build.bases.image import make_image_tree
 from aenv_run import disk
 from aenv_run.types import Architecture
+
+if TYPE_CHECKING:
+    from aenv_build.plan import Plan
 
 __all__ = ["make_base_disk"]
 
@@ -19,16 +23,18 @@ async def make_base_disk(plan: Plan, architecture: Architecture, directory: Path
     """Make the base's disk image in ``directory``, which is left with nothing but it."""
     base = plan.source.recipe.base
     tree, image = directory / "tree", directory / "base.qcow2"
+    disk_mib = plan.machine.disk_mib
     try:
-        if base.debootstrap is not None:
+        if plan.base.image is not None:
+            await make_image_tree(plan.base.image, directory / "image", tree, disk_mib=disk_mib)
+        elif base.debootstrap is not None:
             archive = directory / "base.tar"
             await bootstrap(base.debootstrap, architecture, archive)
+            await unpack_archive(archive, tree, disk_mib=disk_mib)
+            archive.unlink()
         else:
             assert base.archive is not None
-            archive = plan.source.folder / base.archive
-        await unpack_archive(archive, tree, disk_mib=plan.machine.disk_mib)
-        if base.debootstrap is not None:
-            archive.unlink()
+            await unpack_archive(plan.source.folder / base.archive, tree, disk_mib=disk_mib)
         await disk.make_image(tree, plan.machine.disk_mib, image)
     finally:
         await asyncio.to_thread(shutil.rmtree, tree, True)

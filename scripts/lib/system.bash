@@ -17,6 +17,8 @@ needs=(
   "find_python | python3-venv"
   "have mkfs.ext4 resize2fs debugfs | e2fsprogs"
   "have mmdebstrap | mmdebstrap"
+  "have skopeo | skopeo"
+  "have docker-registry | docker-registry"
   "have gpg | gpg"
   "keyring_present | debian-archive-keyring"
   "have busybox | busybox-static"

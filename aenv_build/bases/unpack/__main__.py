@@ -30,6 +30,8 @@ import subprocess
 import sys
 import tarfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import IO, ClassVar, NoReturn, TypedDict
 
 #: tarfile reads extended headers whole; an archive that announces gigabytes of them ends here.
@@ -438,9 +440,10 @@ def unpack(job: Job) -> None:
     """Verify and open all layers, enter the directory, unpack them in order."""
     opened = []
     for layer in job["layers"]:
-        if layer["digest"] is not None:
-            require_digest(layer["path"], layer["digest"])
-        opened.append(open_archive(layer["path"]))
+        with told_of(layer):
+            if layer["digest"] is not None:
+                require_digest(layer["path"], layer["digest"])
+            opened.append(open_archive(layer["path"]))
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT_BYTES, MEMORY_LIMIT_BYTES))
     os.chroot(job["tree"])
     os.chdir("/")
@@ -448,16 +451,34 @@ def unpack(job: Job) -> None:
     layered, max_bytes = job["layered"], job["max_bytes"]
     unpacker = Unpacker(max_bytes, job["max_entries"], devices=job["devices"], layered=layered)
     for layer, (stream, child) in zip(job["layers"], opened, strict=True):
-        reader = Reader(stream, 2 * max_bytes + MAX_PADDING_BYTES)
-        count = unpacker.layer(reader)
-        if count == 0 and not layered:
-            raise Refused("it holds no files")
-        diff_id = reader.finish()
-        if child is not None and child.wait() != 0:
-            raise Refused("its compressed data is damaged or cut off")
-        if layer["diff_id"] not in {None, diff_id}:
-            raise Refused(f"the tar in it is {diff_id}, and the image's config says {layer['diff_id']}")
+        with told_of(layer):
+            reader = Reader(stream, 2 * max_bytes + MAX_PADDING_BYTES)
+            if unpacker.layer(reader) == 0 and not layered:
+                raise Refused("it holds no files")
+            diff_id = reader.finish()
+            if child is not None and child.wait() != 0:
+                raise Refused("its compressed data is damaged or cut off")
+            if layer["diff_id"] not in {None, diff_id}:
+                raise Refused(f"the tar in it is {diff_id}, and the image's config says {layer['diff_id']}")
     unpacker.close(job["workdir"])
+
+
+@contextmanager
+def told_of(layer: Layer) -> Iterator[None]:
+    """Whatever a hostile archive provokes is ``Refused``, and says which layer it was."""
+    try:
+        yield
+    except Refused as error:
+        reason = str(error)
+    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
+        reason = f"it is damaged or not a tar archive: {error}"
+    except (ValueError, ArithmeticError, RecursionError) as error:
+        reason = f"it is damaged: {error}"
+    except MemoryError:
+        reason = f"its headers need more than {MEMORY_LIMIT_BYTES >> 30} GiB of memory"
+    else:
+        return
+    raise Refused(reason if layer["digest"] is None else f"layer {layer['digest']}: {reason}") from None
 
 
 def main() -> None:
@@ -466,12 +487,6 @@ def main() -> None:
         unpack(json.load(sys.stdin))
     except Refused as reason:
         fail(str(reason))
-    except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile) as error:
-        fail(f"it is damaged or not a tar archive: {error}")
-    except (ValueError, ArithmeticError, RecursionError) as error:
-        fail(f"it is damaged: {error}")
-    except MemoryError:
-        fail(f"its headers need more than {MEMORY_LIMIT_BYTES >> 30} GiB of memory")
 
 
 def fail(reason: str) -> NoReturn:

@@ -61,7 +61,8 @@ func number(text string) (uint32, bool) {
 	return uint32(n), err == nil && n != 1<<32-1
 }
 
-// Lookup finds a user by name, by number ("1000") or by numbers ("1000:1000").
+// Lookup finds a user by name or number, perhaps with a group: "app", "1000",
+// "1000:1000", "app:staff".
 func (db DB) Lookup(name string) (*User, error) {
 	if name == "" || strings.ContainsAny(name, "/\n\x00") {
 		return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
@@ -94,35 +95,48 @@ func (db DB) fromEntry(e entry) (*User, error) {
 	return db.finish(u), nil
 }
 
+// numeric finds a user whose number is given, or whose group is: "1000",
+// "1000:1000", "app:staff" (as images name them).
 func (db DB) numeric(name string, passwd []entry) (*User, error) {
-	uidText, gidText, both := strings.Cut(name, ":")
-	uid, ok := number(uidText)
-	if !ok {
+	userText, groupText, both := strings.Cut(name, ":")
+	u, err := db.withoutGroup(userText, passwd)
+	if err != nil {
 		return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
-	}
-	u := &User{Name: uidText, UID: uid, GID: uid, Home: "/"}
-	if uid == 0 {
-		u.Name, u.Home = "root", db.rootHome()
-	}
-	for _, e := range passwd {
-		if n, ok := number(e.fields[2]); ok && n == uid {
-			known, err := db.fromEntry(e)
-			if err != nil {
-				return nil, err
-			}
-			u = known
-			break
-		}
 	}
 	if !both {
 		return db.finish(u), nil
 	}
-	gid, ok := number(gidText)
+	gid, ok := db.group(groupText)
 	if !ok {
 		return nil, fmt.Errorf("%w: %q", ErrUnknown, name)
 	}
 	u.GID, u.Groups = gid, []uint32{gid}
 	return u, nil
+}
+
+func (db DB) withoutGroup(text string, passwd []entry) (*User, error) {
+	uid, isNumber := number(text)
+	for _, e := range passwd {
+		if n, ok := number(e.fields[2]); e.name == text || (isNumber && ok && n == uid) {
+			return db.fromEntry(e)
+		}
+	}
+	switch {
+	case text == "root" || (isNumber && uid == 0):
+		return &User{Name: "root", Home: db.rootHome()}, nil
+	case isNumber:
+		return &User{Name: text, UID: uid, GID: uid, Home: "/"}, nil
+	}
+	return nil, ErrUnknown
+}
+
+func (db DB) group(text string) (uint32, bool) {
+	for _, e := range db.read("/etc/group", 3) {
+		if e.name == text {
+			return number(e.fields[2])
+		}
+	}
+	return number(text)
 }
 
 func (db DB) rootHome() string {

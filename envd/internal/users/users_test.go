@@ -30,13 +30,15 @@ func TestLookup(t *testing.T) {
 		"etc/group": "root:x:0:\nwheel:x:10:ann,root\nann:x:1000:ann\ndocker:x:99:bob,ann\n",
 	})
 	for name, want := range map[string]User{
-		"ann":     {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
-		"1000":    {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
-		"1000:5":  {"ann", 1000, 5, []uint32{5}, "/srv/ann", "/bin/bash"},
-		"4242":    {"4242", 4242, 4242, []uint32{4242}, "/", ""},
-		"4242:43": {"4242", 4242, 43, []uint32{43}, "/", ""},
-		"root":    {"root", 0, 0, []uint32{0, 10}, "/root", "/bin/sh"},
-		"nohome":  {"nohome", 7, 7, []uint32{7}, "/", ""},
+		"ann":        {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
+		"1000":       {"ann", 1000, 1000, []uint32{1000, 10, 99}, "/srv/ann", "/bin/bash"},
+		"1000:5":     {"ann", 1000, 5, []uint32{5}, "/srv/ann", "/bin/bash"},
+		"4242":       {"4242", 4242, 4242, []uint32{4242}, "/", ""},
+		"ann:docker": {"ann", 1000, 99, []uint32{99}, "/srv/ann", "/bin/bash"},
+		"1000:wheel": {"ann", 1000, 10, []uint32{10}, "/srv/ann", "/bin/bash"},
+		"4242:43":    {"4242", 4242, 43, []uint32{43}, "/", ""},
+		"root":       {"root", 0, 0, []uint32{0, 10}, "/root", "/bin/sh"},
+		"nohome":     {"nohome", 7, 7, []uint32{7}, "/", ""},
 	} {
 		got, err := db.Lookup(name)
 		if err != nil || !reflect.DeepEqual(*got, want) {
