@@ -155,8 +155,7 @@ async def requirements(home: Home) -> tuple[Requirement, ...]:
     return tuple(items)
 
 
-#: A trial that fails for an ordinary user: some distributions give a user's namespace no rights.
-TRIAL_FIX = "see docs/limits.md; Ubuntu: sysctl kernel.apparmor_restrict_unprivileged_userns=0"
+TRIAL_FIX = "see docs/limits.md, Without root"
 
 
 async def probe(home: Home, level: Level) -> Probe:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-CAP_SYS_ADMIN = 21
+from aenv_run.errors import InvalidInput
+
+CAP_SYS_ADMIN, CAP_SETFCAP = 21, 31
+VARIABLE = "AENV_GVISOR_LEVEL"
 FUSE, LOOP = "/dev/fuse", "/dev/loop-control"
 STORAGE = "qemu-storage-daemon"
 ROOTFS = "dev.gvisor.spec.rootfs"
@@ -43,13 +46,16 @@ def lacks(level: Level) -> list[Lack]:
     if level is Level.ROOT:
         if os.geteuid() != 0:
             return [Lack("this user is not root", "run as root")]
-        if not _may_mount():
+        if not _capable(CAP_SYS_ADMIN):
             found.append(Lack("root may not mount here", "give the container the capability SYS_ADMIN"))
         if shutil.which(STORAGE) is None:
             found.append(Lack(f"{STORAGE} is not installed", "apt install qemu-utils"))
         if reason := _refused(LOOP):
             found.append(Lack(f"{LOOP}: {reason}", "modprobe loop; in a container: add the loop devices"))
     else:
+        if os.geteuid() == 0 and not _capable(CAP_SETFCAP):  # user_namespaces(7)
+            what = "root without the capability SETFCAP makes no user namespace"
+            found.append(Lack(what, "run as another user, or give the container SETFCAP"))
         for name in SYSCTLS:
             if _text(Path("/proc/sys", name)) == "0":
                 found.append(Lack("users may make no user namespaces", f"sysctl {name.replace('/', '.')}"))
@@ -60,7 +66,13 @@ def lacks(level: Level) -> list[Lack]:
 
 
 def best() -> Level:
-    """The best that lacks nothing that can be seen; the last one, if all lack something."""
+    """That of ``AENV_GVISOR_LEVEL``, else the best that lacks nothing that can be seen; the last, if all do."""
+    if name := os.environ.get(VARIABLE):
+        try:
+            return Level(name)
+        except ValueError as error:
+            fix = f"use one of: {', '.join(Level)}"
+            raise InvalidInput(f"{VARIABLE} is {name!r}, which is no level", fix=fix) from error
     return next((level for level in Level if not lacks(level)), Level.NONE)
 
 
@@ -83,10 +95,10 @@ def rootfs_annotations(image: Path | None) -> dict[str, str]:
     return {f"{ROOTFS}.source": str(image), f"{ROOTFS}.type": "erofs", f"{ROOTFS}.overlay": "memory"}
 
 
-def _may_mount() -> bool:
+def _capable(number: int) -> bool:
     for line in _text(Path("/proc/self/status")).splitlines():
         if line.startswith("CapEff:"):
-            return bool(int(line.split()[1], 16) >> CAP_SYS_ADMIN & 1)
+            return bool(int(line.split()[1], 16) >> number & 1)
     return False
 
 

@@ -6,6 +6,7 @@ Prints one JSON object. Standard library only. Everything it starts dies with it
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -87,8 +88,13 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
 
 def main(runsc: str, envd: str, cgroup: str, image: str, *flags: str) -> None:
     """Try, and print the verdict."""
-    disk_mount.mount("proc", "/proc", "proc")
-    disk_mount.mount("tmpfs", STATE, "tmpfs")
+    try:
+        disk_mount.mount("proc", "/proc", "proc")
+        disk_mount.mount("tmpfs", STATE, "tmpfs")
+    except OSError as error:  # a container hides parts of /proc, or its namespaces have no rights
+        detail = f"a namespace of this user may not have a /proc of its own: {os.strerror(error.errno or 0)}"
+        sys.stdout.write(json.dumps({"detail": detail}))
+        return
     with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
         verdict = find(Trial(runsc, envd, image, flags, Path(directory)), cgroup)
     sys.stdout.write(json.dumps(verdict))

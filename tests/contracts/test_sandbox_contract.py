@@ -18,12 +18,14 @@ import pytest
 import pytest_asyncio
 
 from aenv_run import AsyncSandbox
+from aenv_run.drivers.gvisor_level import VARIABLE
 from aenv_run.errors import (
     AenvError,
     CommandNotFound,
     CommandTimeout,
     Conflict,
     InvalidInput,
+    NoSpace,
     NotFound,
     SandboxDead,
     TimeOver,
@@ -34,7 +36,7 @@ from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import PoolRequest
 from aenv_run.paths import Home
 from aenv_run.sdk_commands import AsyncCommandHandle
-from tests.contracts.machines import need_runsc
+from tests.contracts.machines import DRIVERS, need_runsc
 from tests.e2e.conftest import ROOT, environment, node_home
 from tests.e2e.tiny import make_tiny
 
@@ -49,11 +51,16 @@ TOO_MUCH = f"exec dd if=/dev/zero of=/dev/null count=1 bs=$({MOST})K"
 
 @dataclass(frozen=True)
 class Seed:
-    """A snapshot with memory of one driver. ``own_kernel``: limits meet processes of the guest, not all of it."""
+    """A snapshot with memory of one driver.
+
+    ``own_kernel``: limits meet processes of the guest, not all of it. ``limited``: there are limits of memory and
+    disk, which at the lower levels of gVisor there are not.
+    """
 
     driver: str
     snapshot: str
     own_kernel: bool
+    limited: bool
     home: Home
 
     async def start(self, *, max_seconds: float | None = None) -> AsyncSandbox:
@@ -63,22 +70,29 @@ class Seed:
         return made
 
 
-@pytest.fixture(scope="module")
-def own_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
-    """With a node of its own."""
-    with node_home(tmp_path_factory.getbasetemp()) as home:
-        yield home
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="session", params=("qemu", "gvisor"))
-async def seed(request: pytest.FixtureRequest, own_home: Home) -> Seed:
-    driver = str(request.param)
-    if driver == "gvisor":
+@pytest.fixture(scope="module", params=DRIVERS)
+def own_home(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[str, Home]]:
+    """With a node of its own, for one of ``DRIVERS``."""
+    name = str(request.param)
+    if name != "qemu":
         need_runsc()
-    scratch = own_home.root / f"scratch-{driver}"
+    with pytest.MonkeyPatch.context() as environment_of_node:
+        if level := name.partition("-")[2]:
+            environment_of_node.setenv(VARIABLE, level)
+        with node_home(tmp_path_factory.getbasetemp()) as home:
+            yield name, home
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
+async def seed(own_home: tuple[str, Home]) -> Seed:
+    name, home = own_home
+    driver = name.partition("-")[0]
+    scratch = home.root / "scratch"
     scratch.mkdir()
-    await make_tiny(own_home, scratch, driver=driver, name=f"tiny-{driver}")
-    return Seed(driver, f"tiny-{driver}", driver == "qemu", own_home)
+    await make_tiny(home, scratch, driver=driver, name=f"tiny-{driver}")
+    return Seed(driver, f"tiny-{driver}", driver == "qemu", "-" not in name, home)
 
 
 @pytest_asyncio.fixture
@@ -405,7 +419,14 @@ async def test_files_with_odd_names(shared: AsyncSandbox) -> None:
 # --- limits ----------------------------------------------------------------------------------------------------
 
 
-async def test_a_full_disk_is_the_command_s_error(sandbox: AsyncSandbox) -> None:
+async def test_a_full_disk_is_the_command_s_error(sandbox: AsyncSandbox, seed: Seed) -> None:
+    if not seed.limited:
+        await output(sandbox, "dd if=/dev/urandom of=/srv/big bs=1M count=150")
+        with pytest.raises(NoSpace, match="do not fit on its disk"):
+            await sandbox.pause()
+        await output(sandbox, "rm /srv/big")
+        await sandbox.pause()
+        return
     result = await sandbox.commands.run("dd if=/dev/zero of=/srv/big bs=1M count=500", timeout=120)
     assert result.exit_code == 1 and "No space left on device" in result.stderr
     assert await output(sandbox, "rm /srv/big; sync; echo x >/srv/small && cat /srv/small") == "x\n"
@@ -417,6 +438,8 @@ async def test_out_of_memory(sandbox: AsyncSandbox, seed: Seed) -> None:
         assert result.error == "signal: killed" and result.exit_code != 0, result
         assert await output(sandbox, "echo fine") == "fine\n"
         return
+    if not seed.limited:
+        pytest.skip("at this level of gVisor the host's memory is the only limit: docs/limits.md")
     with pytest.raises(SandboxDead):
         await sandbox.commands.run("dd if=/dev/zero of=/dev/shm/x bs=1M count=600; sleep 60", timeout=120)
     info = await sandbox.get_info()
