@@ -27,6 +27,15 @@ class LayerFile:
     diff_id: Digest
 
 
+def require_root() -> None:
+    """``Unsupported`` where owners cannot be kept; asked before anything is fetched."""
+    if os.geteuid() != 0:
+        raise Unsupported(
+            "a base with its files' owners can only be unpacked by root",
+            fix="run the build with sudo, or start from a snapshot",
+        )
+
+
 async def unpack_archive(archive: Path, tree: Path, *, disk_mib: int) -> None:
     """Unpack into the new directory ``tree``; bounded by the disk it must fit on."""
     layers: list[dict[str, object]] = [{"path": str(archive), "digest": None, "diff_id": None}]
@@ -55,11 +64,7 @@ async def _unpack(
     tree: Path, disk_mib: int, *, layered: bool, workdir: str | None, layers: Sequence[dict[str, object]]
 ) -> str:
     """Why it failed, or nothing."""
-    if os.geteuid() != 0:
-        raise Unsupported(
-            "a base with its files' owners can only be unpacked by root",
-            fix="run the build with sudo, or start from a snapshot",
-        )
+    require_root()
     tree.mkdir(mode=0o755)
     job = {
         "tree": str(tree),

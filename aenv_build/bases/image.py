@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import json
 import os
 import shutil
 import stat
@@ -16,7 +17,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aenv_build.bases.archive import LayerFile, unpack_layers
+from aenv_build.bases.archive import LayerFile, require_root, unpack_layers
 from aenv_build.bases.image_documents import (
     MAX_DOCUMENT_BYTES,
     Config,
@@ -37,7 +38,8 @@ from aenv_run.types import Architecture, Context, Digest
 
 #: An index may point at indexes; nobody nests them deeper.
 MAX_INDEXES = 4
-#: What a layer's file may have above the machine's disk: the headers of its tar.
+MAX_KEPT_BYTES = 512 << 10
+#: Layers together may have twice the machine's disk (later ones replace files of earlier ones) and their headers.
 MAX_HEADERS_BYTES = 1 << 30
 _REF_NAME = "org.opencontainers.image.ref.name"
 
@@ -93,6 +95,16 @@ class ImageSource:
             fix="name a container image",
         )
 
+    def _require_small(self, image: ResolvedImage) -> ResolvedImage:
+        """A snapshot keeps the labels and the environment: they must fit in its manifest."""
+        if len(json.dumps([image.labels, image.context.env])) > MAX_KEPT_BYTES:
+            raise BaseUnavailable(
+                f"cannot use the image {self._shown}: its labels and environment have more than "
+                f"{MAX_KEPT_BYTES >> 10} KiB",
+                fix="build the image again with fewer labels",
+            )
+        return image
+
     async def _image(self, content: bytes, manifest: Manifest, architecture: Architecture) -> ResolvedImage:
         digest = digest_bytes(content)
         assert manifest.layers is not None
@@ -109,7 +121,7 @@ class ImageSource:
                 f"{len(config.rootfs.diff_ids)}",
                 fix="name a container image; push it again if it is one",
             )
-        return ResolvedImage(self.reference, digest, manifest.layers, config)
+        return self._require_small(ResolvedImage(self.reference, digest, manifest.layers, config))
 
     async def _first(self) -> bytes:
         """The document that the name itself means."""
@@ -158,13 +170,21 @@ class ImageSource:
 async def make_image_tree(image: ResolvedImage, scratch: Path, tree: Path, *, disk_mib: int) -> None:
     """Fetch the layers into ``scratch`` (which is removed) and unpack them into the new ``tree``."""
     reference = image.reference
+    require_root()
+    total_bytes = sum(layer.size for layer in image.layers)
+    if total_bytes > 2 * (disk_mib << 20) + MAX_HEADERS_BYTES:
+        raise BaseUnavailable(
+            f"the image {reference.text} has {total_bytes >> 20} MiB of layers, far more than fits on the "
+            f"machine's disk of {disk_mib} MiB",
+            fix="give the machine a larger disk, or name a smaller image",
+        )
     try:
         if reference.transport == "oci":
             folder = _blobs(reference)
         else:
             scratch.mkdir(mode=0o700)
             folder = scratch / "blobs"
-            limit = (disk_mib << 20) + MAX_HEADERS_BYTES
+            limit = max([MAX_DOCUMENT_BYTES, *(layer.size for layer in image.layers)])
             skopeo = Skopeo(scratch)
             await skopeo.copy(reference, image.manifest_digest, folder, max_file_bytes=limit)
         layers = []

@@ -45,8 +45,8 @@ _OF_THE_HOST = (
     Meaning(r"no space left", "the disk is full", "free some space"),
     Meaning(
         r"file too large",
-        "a layer is larger than the machine's disk",
-        "give the machine a larger disk, or name a smaller image",
+        "it sent more than the manifest says",
+        "build again; if it stays so, the registry, the file or a proxy on the way is broken",
     ),
 )
 _OF_A_FILE = (
@@ -157,7 +157,8 @@ class Skopeo:
             reraise=True,
         )
         # A registry that sends without end fills no disk: the kernel stops a file at that size.
-        argv = ["prlimit", f"--fsize={max_file_bytes}", "skopeo", *arguments]
+        limited = ["prlimit", f"--fsize={max_file_bytes}", "skopeo", *arguments]
+        argv = ["setpriv", "--pdeathsig", "KILL", "--", *limited]
         try:
             async for attempt in retrying:
                 with attempt:

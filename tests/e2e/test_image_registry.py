@@ -200,6 +200,15 @@ async def test_other_bytes_than_the_digest_says(tmp_path: Path, faulty: Proxy, h
     assert "something else than the digest says" in error.message
 
 
+async def test_more_bytes_than_the_manifest_says(tmp_path: Path, faulty: Proxy, host: str) -> None:
+    """The disk is not filled first."""
+    pushed(tmp_path, host, "a/endless:1")
+    image = await source(tmp_path, f"docker://{faulty.host}/a/endless:1").resolve(AMD64)
+    faulty.faults.append(Fault(image.layers[0].digest, body=bytes(16 << 20)))
+    error = await told(tmp_path, f"docker://{faulty.host}/a/endless:1")
+    assert "more than the manifest says" in error.message
+
+
 async def test_a_registry_that_is_not_there(tmp_path: Path, user: Path) -> None:
     with proxy("127.0.0.1:9") as gone:
         nobody = gone.host

@@ -153,6 +153,7 @@ async def test_documents_that_lie(layout: Layout) -> None:
     }
     for name, (value, _) in cases.items():
         layout.name(name, layout.document(value, MANIFEST))
+    layout.name("labels", layout.image([file("a")], config={"Labels": {"a": "x" * (1 << 20)}}))
     layout.name("text", layout.put(b"{", MANIFEST))
     nested = good
     for _ in range(5):
@@ -161,6 +162,7 @@ async def test_documents_that_lie(layout: Layout) -> None:
     altered = layout.name("altered", layout.document({**blob, "x": 1}, INDEX))
     replaced(layout, altered, b"{}")
     reasons = {name: reason for name, (_, reason) in cases.items()}
+    reasons |= {"labels": "more than 512 KiB"}
     reasons |= {
         "text": "manifest is damaged",
         "deep": "nested deeper",
@@ -187,6 +189,18 @@ async def test_the_tree_of_a_layout_and_a_layer_that_was_altered(layout: Layout,
     path.unlink()
     with pytest.raises(BaseUnavailable, match=f"lacks its layer {image.layers[0].digest}"):
         await make_image_tree(image, tmp_path / "scratch", tmp_path / "tree3", disk_mib=64)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="unpacking a root file system needs root")
+async def test_layers_that_cannot_fit_are_not_fetched(layout: Layout, tmp_path: Path) -> None:
+    pointer = layout.image([file("a")])
+    manifest = json.loads((layout.folder / "blobs/sha256" / pointer["digest"].hex).read_bytes())
+    manifest["layers"][0]["size"] = 1 << 50
+    layout.name(None, layout.document(manifest, MANIFEST))
+    image = await resolve(layout)
+    with pytest.raises(BaseUnavailable, match="far more than fits on the machine's disk of 64 MiB"):
+        await make_image_tree(image, tmp_path / "scratch", tmp_path / "tree", disk_mib=64)
+    assert not (tmp_path / "scratch").exists()
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ func (db DB) withoutGroup(text string, passwd []entry) (*User, error) {
 	case text == "root" || (isNumber && uid == 0):
 		return &User{Name: "root", Home: db.rootHome()}, nil
 	case isNumber:
-		return &User{Name: text, UID: uid, GID: uid, Home: "/"}, nil
+		// As in a container: files of images for such users belong to group 0.
+		return &User{Name: text, UID: uid, GID: 0, Home: "/"}, nil
 	}
 	return nil, ErrUnknown
 }
