@@ -10,6 +10,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import click
@@ -24,6 +25,7 @@ from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.load import Source, load
 from aenv_build.plan import Plan, check_graph, machine_of, make_plan
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
+from aenv_build.staging_network import lacks_internet
 from aenv_build.wording import base_words, size, step_words
 from aenv_run.catalog import Catalog
 from aenv_run.config import cache_limit_bytes, open_repository
@@ -158,7 +160,8 @@ async def _main(options: Options) -> None:
     check_graph(source)
     repository = open_repository(options.repository, options.home)
     base = await asyncio.to_thread(_base_snapshot, source, repository)
-    selected = await select(options.driver, options.home)
+    lacks = partial(lacks_internet, options.home) if source.recipe.machine.internet else (lambda caps: "")
+    selected = await select(options.driver, options.home, lacks=lacks)
     facts = await _facts(selected, source, base)
     image = await _base_image(source, facts.architecture, options.home)
     plan = await asyncio.to_thread(make_plan, source, facts, base, image)

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from aenv_run.drivers.protocol import Driver
+from aenv_run.drivers.protocol import Caps, Driver
 from aenv_run.network import Lease, NetworkPolicy
 from aenv_run.network.requirements import missing_privilege
 from aenv_run.network.temporary import TemporaryNetwork
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import NetworkSettings
+
+
+def lacks_internet(home: Home, caps: Caps) -> str:
+    """Why machines of such a driver cannot have internet here; empty when they can."""
+    if caps.own_internet:
+        return ""
+    if caps.slot_kind is None:
+        return "it has no internet here"
+    if missing := missing_privilege():
+        return f"it has no internet without a network slot: {missing}"
+    return "" if NetworkSettings.read(home).mode != "none" else "it has no internet: networks are switched off"
 
 
 class StagingNetwork:

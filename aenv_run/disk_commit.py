@@ -57,6 +57,7 @@ async def make_layer(pack: Path, shown: Disk, target: Path) -> None:
     Scratch is beside ``pack`` and removed. The layer is compared with what was told before it counts.
     """
     scratch = pack.with_name(pack.name + ".scratch")
+    await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)  # of a process that was killed
     scratch.mkdir()
     try:
         work = scratch / "work"

@@ -255,6 +255,10 @@ class Script:
             self._add(f"sif {where} mtime @{seconds & 0xFFFFFFFF}")
             self._add(f"sif {where} mtime_extra {nanoseconds << 2 | _epoch(seconds)}")
         for name, value in line.xattrs.items():
+            if not name.startswith("user.") and name != "security.capability":
+                raise ProtocolError(
+                    f"the guest tells an attribute of {line.path!r} that it may not: {name[:99]!r}"
+                )
             file = self._contents / f"x{len(self.lines)}"
             file.write_bytes(value)
             self._add(f"ea_set -f {_word(bytes(file))} {where} {_word(name.encode())}")

@@ -53,6 +53,7 @@ class Caps:
     shares_memory: bool
     native_speed: bool
     slot_kind: Literal["tap", "veth"] | None = None  # of the NetworkSlot that it takes
+    own_internet: bool = False  # whether it gives ``BootSpec.internet`` without a slot
 
 
 @dataclass(frozen=True)

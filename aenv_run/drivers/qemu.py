@@ -43,6 +43,7 @@ class QemuDriver:
             shares_memory=True,
             native_speed=self._mode == "kvm",
             slot_kind="tap",
+            own_internet=True,
         )
 
     async def probe(self) -> Probe:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from aenv_run.drivers.gvisor import GvisorDriver
-from aenv_run.drivers.protocol import Driver, DriverName, Probe
+from aenv_run.drivers.protocol import Caps, Driver, DriverName, Probe
 from aenv_run.drivers.qemu import QemuDriver
 from aenv_run.errors import DriverUnavailable, InvalidInput, Unsupported
 from aenv_run.paths import Home
@@ -37,8 +37,13 @@ async def all_probes(home: Home) -> list[Probe]:
     return [await make(home).probe() for _, make in ENGINES]
 
 
-async def select(name: str = "auto", home: Home | None = None) -> Selected:
-    """The named driver; with ``auto`` the first that runs at native speed here, else the first that works."""
+async def select(
+    name: str = "auto", home: Home | None = None, *, lacks: Callable[[Caps], str] = lambda caps: ""
+) -> Selected:
+    """The named driver; with ``auto`` the first that runs at native speed here, else the first that works.
+
+    ``lacks`` says what a driver's capabilities lack for what is to be done; ``auto`` passes such a one by.
+    """
     home = home or Home.default()
     wanted = _wanted(name)
     slow: Selected | None = None
@@ -48,8 +53,11 @@ async def select(name: str = "auto", home: Home | None = None) -> Selected:
             continue
         driver = make(home)
         probe = await driver.probe()
-        if not probe.usable:
-            refused.append(f"{engine}: {probe.why}")
+        why = "" if probe.usable else probe.why
+        if probe.usable and wanted is None:
+            why = lacks(driver.caps)
+        if why:
+            refused.append(f"{engine}: {why}")
             continue
         found = Selected(driver, probe, f"{engine} ({probe.mode}): {probe.why}")
         if wanted is not None or driver.caps.native_speed:

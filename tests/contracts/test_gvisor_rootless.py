@@ -137,6 +137,19 @@ async def test_more_than_the_disk_holds_fails_the_capture_and_nothing_else(rootl
         await machine.capture(rootless.capture_directory(), memory=False)
 
 
+async def test_what_a_killed_node_left_of_a_capture_is_in_nobodys_way(rootless: Bench) -> None:
+    async with rootless.child() as machine:
+        scratch = machine.directory / "disk.pack.scratch" / "files"
+        scratch.mkdir(parents=True)
+        (scratch / "1").write_text("half")
+        (machine.directory / "disk.pack").write_text("half")
+        await sh(machine, "echo 1 >/one")
+        capture = await machine.capture(rootless.capture_directory(), memory=False)
+        assert not list(machine.directory.glob("disk.pack*"))
+    async with rootless.running(rootless.cold(rootless.seed, capture)) as machine:
+        assert await sh(machine, "cat /one") == "1"
+
+
 async def test_a_process_that_somebody_stopped_stays_stopped(rootless: Bench) -> None:
     beat = "while :; do echo x >>/dev/shm/$0; sleep 0.1; done"
     async with rootless.child() as machine:

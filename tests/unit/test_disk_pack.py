@@ -101,6 +101,8 @@ def test_what_is_gone_is_removed_and_what_is_covered_stays(tmp_path: Path) -> No
         ROOT + line(b"f", same=130) + END,
         ROOT + line(b"d", DIRECTORY, whole=True) + END,
         ROOT + line(b"c", DEVICE, device=[1 << 12, 0]) + END,
+        ROOT + line(b"d", DIRECTORY, xattrs={"system.posix_acl_access": _text(b"x")}) + END,
+        ROOT + line(b"d", DIRECTORY, xattrs={"user.\ud800": _text(b"x")}) + END,
         ROOT + b"{" + b" " * (1 << 19) + END,
     ],
 )
