@@ -92,6 +92,8 @@ CASES = (
     Case("whiteout", (LOWER, (file("d/.wh.a"),)), {"d": "d", "d/b": "f:1", "d/s": "d", "d/s/x": "f:1"}),
     Case("whiteout of a directory", (LOWER, (file("d/.wh.s"),)), {"d": "d", "d/a": "f:1", "d/b": "f:1"}),
     Case("whiteout at the top", (LOWER, (file(".wh.d"),)), {}),
+    Case("whiteouts of a directory and of what is in it", (LOWER, (file("d/.wh.a"), file(".wh.d"))), {}),
+    Case("whiteouts of a directory, then of what is in it", (LOWER, (file(".wh.d"), file("d/.wh.a"))), {}),
     Case("whiteout of what is not there", ((folder("d"),), (file("d/.wh.a"), file("e/.wh.a"))), {"d": "d"}),
     Case("whiteout and the same name after it", (LOWER, (file(".wh.d"), file("d", "2"))), {"d": "f:2"}),
     Case(
