@@ -88,7 +88,8 @@ async def verdict(home: Home, level: Level) -> Verdict:
         with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
             image = Path(directory, "root.erofs")
             erofs.write_empty(image)
-            trial = [str(runsc_path()), str(envd), group, "" if level.mounts else str(image), *gvisor_spec.FLAGS]
+            programs = [str(runsc_path()), str(envd)]
+            trial = [directory, *programs, group, "" if level.mounts else str(image), *gvisor_spec.FLAGS]
             try:
                 done = await process.run([*argv, *trial], timeout_s=TRIAL_TIMEOUT_S)
             except CommandTimeout:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 from aenv_run import disk_mount
@@ -86,8 +85,8 @@ def find(trial: Trial, cgroup: str) -> dict[str, object]:
     return {"platform": platform, "hide_net_sysctl": hide, "cgroups": not limits, "detail": ", ".join(notes)}
 
 
-def main(runsc: str, envd: str, cgroup: str, image: str, *flags: str) -> None:
-    """Try, and print the verdict."""
+def main(directory: str, runsc: str, envd: str, cgroup: str, image: str, *flags: str) -> None:
+    """Try, with scratch in ``directory``, and print the verdict."""
     try:
         disk_mount.mount("proc", "/proc", "proc")
         disk_mount.mount("tmpfs", STATE, "tmpfs")
@@ -95,6 +94,5 @@ def main(runsc: str, envd: str, cgroup: str, image: str, *flags: str) -> None:
         detail = f"a namespace of this user may not have a /proc of its own: {os.strerror(error.errno or 0)}"
         sys.stdout.write(json.dumps({"detail": detail}))
         return
-    with tempfile.TemporaryDirectory(prefix="aenv-trial-") as directory:
-        verdict = find(Trial(runsc, envd, image, flags, Path(directory)), cgroup)
+    verdict = find(Trial(runsc, envd, image, flags, Path(directory)), cgroup)
     sys.stdout.write(json.dumps(verdict))
