@@ -168,7 +168,9 @@ class Fault:
     status: int = 0
     cut_at: int | None = None
     body: bytes | None = None
+    until: threading.Event | None = None
     times: int = 1 << 30
+    reached: threading.Event = field(default_factory=threading.Event)
 
 
 class Proxy(http.server.ThreadingHTTPServer):
@@ -204,6 +206,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         fault = next((one for one in self.server.faults if one.path in self.path and one.times > 0), None)
         if fault is not None:
             fault.times -= 1
+            fault.reached.set()
+            if fault.until is not None:
+                fault.until.wait(60)
         if fault is not None and fault.status:
             self.send_response(fault.status)
             self.send_header("Retry-After", "1")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import gzip
 import json
 import os
+import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -207,6 +210,33 @@ async def test_more_bytes_than_the_manifest_says(tmp_path: Path, faulty: Proxy, 
     faulty.faults.append(Fault(image.layers[0].digest, body=bytes(16 << 20)))
     error = await told(tmp_path, f"docker://{faulty.host}/a/endless:1")
     assert "more than the manifest says" in error.message
+
+
+def processes_of(folder: Path) -> list[bytes]:
+    """The command lines that name it."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            found.append((process / "cmdline").read_bytes())
+    return [command for command in found if os.fsencode(folder) in command]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="unpacking a root file system needs root")
+async def test_cancelled_in_the_middle_leaves_nothing(tmp_path: Path, faulty: Proxy, host: str) -> None:
+    pushed(tmp_path, host, "a/slow:1")
+    image = await source(tmp_path, f"docker://{faulty.host}/a/slow:1").resolve(AMD64)
+    go_on = threading.Event()
+    fault = Fault(image.layers[0].digest, until=go_on)
+    faulty.faults.append(fault)
+    work = make_image_tree(image, tmp_path / "scratch", tmp_path / "tree", disk_mib=64)
+    task = asyncio.create_task(work)
+    assert await asyncio.to_thread(fault.reached.wait, 60)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    assert not (tmp_path / "scratch").exists() and not (tmp_path / "tree").exists()
+    assert processes_of(tmp_path) == []
 
 
 async def test_a_registry_that_is_not_there(tmp_path: Path, user: Path) -> None:
