@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from aenv_build.bases.archive import LayerFile, unpack_layers
-from aenv_run import process
+from aenv_run import disk, process
 from aenv_run.errors import BaseUnavailable
 from aenv_run.types import Digest
 from tests.cases.image_layers import CASES, Case, Entry, entry, file, folder, hard, link, shown, tar_of
@@ -122,6 +122,38 @@ async def test_sparse_files_stay_sparse(tmp_path: Path) -> None:
             for offset in (0, 1 << 30, 5 << 30):
                 sparse.seek(offset)
                 assert sparse.read(6) == b"data\0\0"
+
+
+async def test_the_disk_has_it_all_and_is_the_same_twice(tmp_path: Path) -> None:
+    """Capabilities, access lists, setuid, odd owners, names and devices reach the guest's file system."""
+    capable = {"SCHILY.xattr.security.capability": CAPABILITY.decode("utf-8", "surrogateescape")}
+    acl = {"SCHILY.xattr.system.posix_acl_default": DEFAULT_ACL.decode("utf-8", "surrogateescape")}
+    lower = [
+        file("cap", "x", mode=0o755, pax_headers=capable),
+        folder("acl", pax_headers=acl),
+        file("su", "x", mode=0o6755, uid=2_000_000_000, gid=70_000, mtime=7),
+        entry("c", tarfile.CHRTYPE, devmajor=1, devminor=3),
+        folder("n\udcff"),
+        hard("hard", "su"),
+    ]
+    data = tar_of(*lower), tar_of(file("implied/new", "y"), file(".wh.c"))
+    digests = set()
+    for number in range(2):
+        place = tmp_path / str(number)
+        place.mkdir()
+        tree = await unpack(place, *(layer(place, one) for one in data))
+        image, raw = place / "disk.qcow2", place / "disk.raw"
+        await disk.make_image(tree, 64, image)
+        digests.add(digest(image.read_bytes()))
+    assert len(digests) == 1
+    argv = ["qemu-img", "convert", "-O", "raw", str(image), str(raw)]
+    await process.check(argv, what="cannot convert the disk", timeout_s=60)
+    questions = b"ea_list cap\nea_list acl\nstat su\nls -l\n"
+    argv = [disk.program("debugfs"), "-f", "-", str(raw)]
+    said = (await process.check(argv, what="cannot read the disk", stdin=questions, timeout_s=60)).stdout
+    assert b"security.capability (20) = 01 00 00 02" in said and b"system.posix_acl_default" in said
+    assert b"Mode:  06755" in said and b"User: 2000000000   Group: 70000" in said and b"Links: 2" in said
+    assert (b"n\\xff" in said or b"n\xff" in said) and b" c\n" not in said
 
 
 async def test_replaced_files_do_not_count(tmp_path: Path) -> None:
