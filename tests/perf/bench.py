@@ -37,7 +37,7 @@ from aenv_run.sdk_async import AsyncSandbox
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import MachineSpec, Name
 from tests.contracts.machines import make_tree
-from tests.perf import bare_qemu, bare_runsc, own_host
+from tests.perf import bare_qemu, bare_runsc, dirty, own_host
 from tests.perf.footprint import processor_s
 from tests.perf.report import Report, show, write_json
 from tests.perf.steps import DISK_ONLY, LIFE_S, WITH_MEMORY, Steps
@@ -46,7 +46,7 @@ from tests.perf.twin import TRUE, Twin
 MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=1024)
 DRIVERS = (DriverName.QEMU, DriverName.GVISOR)
 LISTEN_S = 2.0
-STEPS = 11
+STEPS = 12
 UNTIL = "launch, resume, reset, cold boot, first, all: until a first command (/bin/true) has been answered"
 
 
@@ -75,6 +75,9 @@ class Bench:
         await asyncio.get_running_loop().run_in_executor(self._twin.pool, self._twin.prepare)
         steps = Steps(self._home, selected.driver, self._twin, self._rounds, self._began)
         await steps.run(only)
+        self._began(dirty.NAME)
+        if only in dirty.NAME:
+            await dirty.measure(steps)
         busy.append(await busy_share())
         facts = {"driver": selected.why, "guest": f"{MACHINE.memory_mib} MiB, {MACHINE.cpus} cpu", **host_facts()}
         return Report(facts, notes_of(self._twin), steps.rows, steps.memory, busy)
@@ -157,6 +160,8 @@ def notes_of(twin: Twin) -> dict[str, str]:
         "d": "the next episode: kill, create from the snapshot; or `reset` while a pool has one machine ready. "
         "bare: kill, restore. gvx states about 100 ms",
         "e": "nothing left: no process, directory, control group or namespace; gvx states about 10 ms for a close",
+        "g": "until its name is known and all of it is durable; bare: as (b), which nobody has named or checked",
+        "h": "bare: of an image without what was written",
         "f": "8 MiB written to a file, 8 MiB of memory used and given back. Pss: of all processes of a machine; "
         "held: with all pages of its memory file; group: what its control group is charged",
     }

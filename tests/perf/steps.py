@@ -51,7 +51,7 @@ class Steps:
             ("launch from memory", self.launch),
             ("pause and resume", self.pause_and_resume),
             ("reset", self.reset),
-            ("reset from a pool", self.reset_from_pool),
+            ("launch and reset from a pool", self.from_pool),
             ("close", self.close),
             *((f"fork to {count}", lambda count=count: self.fork(count)) for count in (1, 4, CHILDREN)),
             ("memory per child", self.memory_per_child),
@@ -251,23 +251,34 @@ class Steps:
 
         await self.measure("reset", ours, self._reset_bare, self.rounds, "d")
 
-    async def reset_from_pool(self) -> None:
-        """The same with a machine that stands ready; the pool is full again before the next."""
+    async def from_pool(self) -> None:
+        """Launch and reset with a machine that stands ready; the pool is full again before the next."""
         client = NodeClient(self.home)
         await client.set_pool(PoolRequest(snapshot=WITH_MEMORY, low=1, high=1))
+
+        async def filled() -> float:
+            while not (await client.pools())[0].ready:
+                await asyncio.sleep(SETTLE_S)
+            return time.perf_counter()
+
+        async def launched() -> float:
+            start = await filled()
+            sandbox = await self.start()
+            elapsed = (time.perf_counter() - start) * 1000
+            await sandbox.kill()
+            return elapsed
+
+        bare = self._launched_bare(self.twin.restore)
+        await self.measure("launch, one ready", launched, bare, self.rounds)
         sandbox = await self.start()
 
-        async def ours() -> float:
-            while True:
-                await asyncio.sleep(SETTLE_S)
-                if (await client.pools())[0].ready:
-                    break
-            start = time.perf_counter()
+        async def reset() -> float:
+            start = await filled()
             await sandbox.reset(timeout=LIFE_S)
             await sandbox.commands.run(list(TRUE))
             return (time.perf_counter() - start) * 1000
 
-        await self.measure("reset, one ready", ours, self._reset_bare, self.rounds, "d")
+        await self.measure("reset, one ready", reset, self._reset_bare, self.rounds, "d")
         await sandbox.kill()
         await client.remove_pool(WITH_MEMORY)
 
