@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass, field
 
@@ -42,7 +43,7 @@ async def measure(steps: Steps) -> None:
             mine, theirs = (ours, bare) if number else (Times(), Times())
             async with await steps.start() as sandbox:
                 await _ours(sandbox, mb, mine)
-            await steps.by_hand(lambda mb=mb, theirs=theirs: _bare(steps, mb, theirs))
+            await steps.by_hand(functools.partial(_bare, steps, mb, theirs))
         steps.rows += [
             Row(f"snapshot, {mb} MB: stop", ours.stopped, bare.stopped, "b"),
             Row(f"snapshot, {mb} MB: done", ours.committed, bare.stopped, "g"),

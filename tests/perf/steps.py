@@ -257,8 +257,10 @@ class Steps:
         await client.set_pool(PoolRequest(snapshot=WITH_MEMORY, low=1, high=1))
 
         async def filled() -> float:
-            while not (await client.pools())[0].ready:
+            while True:
                 await asyncio.sleep(SETTLE_S)
+                if (await client.pools())[0].ready:
+                    break
             return time.perf_counter()
 
         async def launched() -> float:
