@@ -95,6 +95,8 @@ def _file_node(path: Path, name: str, read_only: bool) -> Node:
         "node-name": f"file-{name}",
         "filename": str(path),
         "read-only": read_only,
+        # A sealed overlay is opened again at each later capture, and its mode forbids that its owner writes it.
+        **({} if read_only else {"auto-read-only": True}),
         "discard": "unmap",
         "cache": {"no-flush": True, "direct": False},
     }

@@ -56,6 +56,22 @@ def life(home: Home) -> None:
         print(sandbox.get_info().driver, sandbox.get_info().origin)
 
 
+def again(home: Home) -> None:
+    """Capture one machine again and again: what it sealed before is closed to its own user."""
+    scratch = home.root / "scratch"
+    scratch.mkdir()
+    asyncio.run(make_tiny(home, scratch))
+    with Sandbox.create("tiny:1", home=home) as sandbox:
+        for number in range(3):
+            said(sandbox, f"echo {number} >>/srv/count")
+            (child,) = sandbox.fork(1)
+            assert not isinstance(child, AenvError), child
+            assert said(child, "cat /srv/count").split() == [str(one) for one in range(number + 1)]
+            child.kill()
+        sandbox.snapshot("made")
+        print(sandbox.get_info().driver)
+
+
 def cold(home: Home) -> None:
     """The disk alone, under the driver that the environment names."""
     with Sandbox.create("made:1", cold=True, home=home) as sandbox:
@@ -70,7 +86,7 @@ def main(step: str) -> None:
     home = Home.default()
     assert os.geteuid() != 0
     try:
-        {"life": life, "cold": cold}[step](home)
+        {"life": life, "again": again, "cold": cold}[step](home)
     finally:
         asyncio.run(NodeClient(home).shutdown(kill=True))
 

@@ -19,7 +19,6 @@ from tests.ordinary_user import USER, run_as_user
 @pytest.fixture
 def users_home() -> Iterator[Path]:
     """A home that belongs to the user."""
-    need_runsc()
     if os.geteuid() != 0:
         pytest.skip("to become another user needs root")
     path = Path(tempfile.mkdtemp(prefix="aenv-user-", dir="/var/tmp"))
@@ -40,8 +39,13 @@ def step(name: str, home: Path, driver: str) -> str:
 
 
 def test_an_ordinary_user_has_the_whole_life_of_a_sandbox(users_home: Path) -> None:
+    need_runsc()
     said = step("life", users_home, "auto")
     assert "refused: sandboxes have no network of their own here" in said
     assert "gvisor restored" in said
     assert step("cold", users_home, "qemu").strip() == "qemu booted"
     assert step("cold", users_home, "gvisor").strip() == "gvisor booted"
+
+
+def test_an_ordinary_user_captures_a_virtual_machine_again_and_again(users_home: Path) -> None:
+    assert step("again", users_home, "qemu").strip() == "qemu"
