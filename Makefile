@@ -9,7 +9,7 @@ export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
 
-setup: ## install what is missing: system packages, .venv, the guest daemon, the guest kernel
+setup: ## install what is missing: system packages, .venv, the guest daemon and kernel, a library for QEMU
 	@scripts/setup
 
 demo: setup ## set up, then the main job: build a snapshot, launch it, fork it into 4 candidate patches
@@ -24,13 +24,16 @@ lint: setup ## set up, then formatters, linters and type checks
 	@$(python) -m mypy -p aenv_run -p aenv_build
 	@$(python) -m mypy tests/perf
 	@scripts/lint-go
+	@cc -std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -fsyntax-only engine/ram.c
 
-soak: setup ## set up, then the tests under tests/crash and tests/e2e 20 times in random order, with each driver in turn
+soak: setup ## set up, then 50 snapshots of a guest that writes, then tests/crash and tests/e2e 20 times, each driver
+	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
 	  AENV_DRIVER=$$driver $(python) -m pytest tests/crash tests/e2e || exit; done; done
 
 bench: setup ## set up, then measure each driver beside its bare engine: launch, pause, fork, reset, close, memory
 	@$(python) -m tests.perf.bench
+	@$(python) -m tests.perf.stops
 
 bench-density: setup ## set up, then start sandboxes of one snapshot until 64 run or memory says stop
 	@$(python) -m tests.perf.density

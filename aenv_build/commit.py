@@ -8,7 +8,6 @@ from pathlib import Path
 
 from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.staging import StagingMachine
-from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import Caps
 from aenv_run.errors import AenvError, StepFailed
@@ -55,25 +54,17 @@ class Committer:
         """Memory of a machine that was just booted from the state."""
         await staged.guest.detach()
         draft = self._output_draft(planned, staged.snapshot)
+        draft = draft.model_copy(update={"memory_below": staged.memory_below})
         capture = await staged.capture(memory=True, keep_running=False)
         return await self._commit(capture, draft, staged)
 
-    async def output_of(
-        self, planned: PlannedOutput, state: Snapshot, cache: BlobCache, directory: Path
-    ) -> Snapshot:
+    async def output_of(self, planned: PlannedOutput, state: Snapshot, directory: Path) -> Snapshot:
         """The state as it is, with the output's context and labels: no bytes are added."""
-        directory.mkdir(mode=0o700)
-        memory: dict[str, Path] = {}
-        if planned.memory and state.memory is not None:
-            for role, blob in state.memory.files.items():
-                memory[role] = directory / role
-                await in_thread(cache.link, blob, memory[role])
-        facts = state.memory.facts if memory and state.memory else None
-        capture = Capture(directory, (), memory, facts)
-        try:
-            return await in_thread(self._repository.commit, capture, self._output_draft(planned, state))
-        finally:
-            capture.discard()
+        memory = state.memory if planned.memory else None
+        files = memory.files if memory else {}
+        capture = Capture(directory, facts=memory.facts if memory else None, memory_below=tuple(files))
+        draft = self._output_draft(planned, state).model_copy(update={"memory_below": files})
+        return await in_thread(self._repository.commit, capture, draft)
 
     async def with_entrance(
         self, stage: Stage, staged: StagingMachine, error: StepFailed, *, keep: bool
@@ -117,6 +108,7 @@ class Committer:
             machine=self._plan.machine,
             provenance=self._provenance(step, key),
             disk_below=below.disk,
+            memory_below=staged.memory_below,
         )
 
     def _output_draft(self, planned: PlannedOutput, state: Snapshot) -> Draft:

@@ -359,7 +359,7 @@ class _Run:
         directory = self._slots.next_directory("out")
         of_step = state_of(self._plan, planned.state) is not None
         if not planned.memory or (of_step and state.memory is not None):
-            return await self._committer.output_of(planned, state, self._cache, directory)
+            return await self._committer.output_of(planned, state, directory)
         # Memory of a state without any: a fresh boot, so that no trace of the build is in the image.
         staged = await self._boot(state, initialise=False)
         try:

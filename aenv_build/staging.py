@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aenv_build.staging_network import StagingNetwork
@@ -12,8 +12,9 @@ from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
 from aenv_run.guest import Guest, Identity
+from aenv_run.memory_depth import within_depth
 from aenv_run.network import Lease
-from aenv_run.snapshot import Snapshot
+from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import MachineSpec
 
@@ -51,6 +52,10 @@ class StagingMachine:
         #: The snapshot whose disk is what this machine's disk was at its last capture.
         self.snapshot = snapshot
         self._layers_taken = 0
+        self._driver: Driver | None = None
+        #: The memory that it was restored from, which its captures stand on.
+        self.memory_below: dict[str, Blob] = {}
+        self._memory_files: dict[str, Path] = {}
 
     @classmethod
     async def start(
@@ -81,12 +86,14 @@ class StagingMachine:
         self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, internet: bool, restore: bool
     ) -> None:
         self._directory.mkdir(mode=0o700, parents=True)
+        self._driver = driver
         self._lease = await self._slots.network.plug(driver, internet=internet)
         network = self._lease.slot if self._lease else None
         disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
         if restore and self.snapshot.memory is not None:
             files = self.snapshot.memory.files
             memory = {role: await in_thread(cache.path, blob) for role, blob in files.items()}
+            self.memory_below, self._memory_files = files, memory
             self._machine = await driver.restore(
                 RestoreSpec(
                     machine=machine,
@@ -136,11 +143,13 @@ class StagingMachine:
         self._captures += 1
         directory = self._directory.with_name(f"{self._directory.name}-c{self._captures}")
         whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
+        if memory and self._driver is not None:
+            whole = await within_depth(self._driver, whole, self._memory_files)
         new = whole.disk[self._layers_taken :]
         self._layers_taken = len(whole.disk)
         if memory and keep_running:  # its processes stand still since the detach
             await self.guest.initialise(Identity.fresh(HOSTNAME))
-        return Capture(whole.directory, new, whole.memory, whole.facts, whole.stopped_ms)
+        return replace(whole, disk=new)
 
     async def close(self) -> None:
         """End the machine and free its slot. Idempotent, and finishes even when cancelled."""

@@ -19,7 +19,7 @@ from aenv_run.disk_pack import UNTOLD, Packed
 from aenv_run.erofs import Node
 from aenv_run.errors import AenvError, CorruptData, NoSpace
 from aenv_run.ext4 import Ext4
-from aenv_run.memory import copy_sparse, data_ranges
+from aenv_run.memory_files import copy_sparse, data_ranges
 
 COMMIT_TIMEOUT_S = 900.0
 BLOCK_BYTES, READ_BYTES = 4096, 16 << 20

@@ -39,7 +39,11 @@ M = TypeVar("M", bound=Model)
 
 
 class Draft(Model):
-    """All of a snapshot but what the capture brings. ``disk_below``: the chain that the machine ran on."""
+    """All of a snapshot but what the capture brings.
+
+    ``disk_below``: the chain that the machine ran on. ``memory_below``: the memory image that it was restored
+    from, by role; the capture says which of its files stay.
+    """
 
     parent: SnapshotId | None = None
     architecture: Architecture
@@ -49,6 +53,7 @@ class Draft(Model):
     labels: dict[str, str] = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
     disk_below: tuple[Blob, ...] = ()
+    memory_below: dict[str, Blob] = Field(default_factory=dict)
 
 
 class Repository:
@@ -67,11 +72,13 @@ class Repository:
         and the same call may be repeated. On success the captured files belong to the repository and their
         names in the capture's directory are gone.
         """
-        if bool(capture.memory) != (capture.facts is not None):
+        if bool(capture.memory or capture.memory_below) != (capture.facts is not None):
             raise InvalidInput("a capture with memory needs the facts it is bound to, and one without has none")
+        if missing := [role for role in capture.memory_below if role not in draft.memory_below]:
+            raise InvalidInput(f"the capture's memory stands on files that the draft lacks: {', '.join(missing)}")
         if draft.parent is not None:
             self.snapshot(draft.parent)
-        for blob in draft.disk_below:
+        for blob in (*draft.disk_below, *(draft.memory_below[role] for role in capture.memory_below)):
             self.require_blob(blob)
         roles = sorted(capture.memory)
         files = [*capture.disk, *(capture.memory[role] for role in roles)]
@@ -79,9 +86,8 @@ class Repository:
         blobs = tuple(blob for blob, _ in described)
         memory = None
         if capture.facts is not None:
-            memory = MemoryPart(
-                files=dict(zip(roles, blobs[len(capture.disk) :], strict=True)), facts=capture.facts
-            )
+            own = dict(zip(roles, blobs[len(capture.disk) :], strict=True))
+            memory = MemoryPart(files=capture.whole_memory(draft.memory_below, own), facts=capture.facts)
         snapshot = _compose(draft, draft.disk_below + blobs[: len(capture.disk)], memory)
         for path, blob in zip(files, blobs, strict=True):
             self._put_blob(path, blob)
@@ -285,7 +291,7 @@ def _describe_one(path: Path) -> tuple[Blob, FileIdentity | None]:
 
 
 def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) -> Snapshot:
-    fields = {name: getattr(draft, name) for name in Draft.model_fields if name != "disk_below"}
+    fields = {name: getattr(draft, name) for name in Draft.model_fields if not name.endswith("_below")}
     try:
         snapshot = Snapshot(disk=disk, memory=memory, **fields)
     except ValidationError as error:

@@ -17,9 +17,10 @@ from aenv_run.errors import AenvError, NotFound
 from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
 from aenv_run.network import NetworkPolicy, SlotId
-from aenv_run.sandbox_files import adopt, child_record, commit, in_thread, to_the_end
+from aenv_run.sandbox_files import adopt, child_record, commit, in_thread, known_blobs, to_the_end
 from aenv_run.sandbox_hooks import Start
 from aenv_run.sandbox_machine import SandboxMachine
+from aenv_run.sandbox_merge import LayerMerge
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Chosen, Tools
 from aenv_run.snapshot import Snapshot
@@ -44,6 +45,7 @@ class HostedSandbox:
         self._record_lock = asyncio.Lock()  # one change of the record at a time
         self._doing: State | None = None
         self._held = SandboxMachine(directory, tools)
+        self._merge = LayerMerge(directory, tools)
         self._watcher: asyncio.Task[None] | None = None
         self._chosen: Chosen | None = None  # of one that was warmed up
         self._ending: asyncio.Task[None] | None = None  # of a machine that was paused
@@ -141,10 +143,17 @@ class HostedSandbox:
             await asyncio.to_thread(self.directory.tidy, self.record)
         except (AenvError, OSError) as error:
             log.error("sandbox %s is paused, but not all of its machine could be removed: %s", self.id, error)
+        self._merge.begin(self.record, self._stand_on_merged)
+
+    async def _stand_on_merged(self, merged: Record) -> None:
+        """Its memory layers became fewer while it was paused."""
+        await self._update(memory=merged.memory, serial=merged.serial)
+        await asyncio.to_thread(self.directory.tidy, self.record)
 
     async def resume(self, *, expires_at_s: float | None, cold: bool = False, hooks: bool = True) -> None:
         """Back from its files, on a new machine."""
         async with self._operation(Operation.RESUME):
+            await self._merge.stop()
             try:
                 chosen = await self._held.bring_up(self.record, "resume" if hooks else None, cold=cold)
                 origin = "booted" if cold else "restored"
@@ -183,11 +192,7 @@ class HostedSandbox:
                 )
             finally:
                 await asyncio.to_thread(capture.discard)
-            known = tuple(
-                layer.model_copy(update={"blob": blob})
-                for layer, blob in zip(self.record.disk, snapshot.disk, strict=False)
-            )
-            await self._update(disk=known, base_id=snapshot.id)
+            await self._update(known_blobs(self.record, snapshot, capture), base_id=snapshot.id)
             return snapshot, capture.stopped_ms
 
     async def set_expiry(self, expires_at_s: float | None) -> None:
@@ -237,12 +242,14 @@ class HostedSandbox:
         self._killed = self._held.abandoned = True
         await self._cancel_operations(NotFound(f"{self._subject()} was killed"))
         await self.freed()
+        await self._merge.stop()
         await self._end_machine()
         await in_thread(self.directory.remove)
 
     async def close(self) -> None:
         """Let go of it: the machine runs on and another node can attach it."""
         await self.freed()
+        await self._merge.stop()
         await self._unwatch()
         await self._held.close()
 

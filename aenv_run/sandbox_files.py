@@ -62,8 +62,8 @@ def link_all(sources: Iterable[Path], directory: Path, folder: str, serial: int)
 
 
 def adopt(directory: SandboxDirectory, record: Record, capture: Capture, below: SandboxDirectory) -> Record:
-    """``record`` standing on a capture: the chain of ``below`` (its own, or its parent's), the capture's layers,
-    and the capture's memory, all hard-linked into ``directory``."""
+    """``record`` standing on a capture, hard-linked into ``directory``: the disk chain of ``below`` (its own or
+    its parent's) and what of its memory the capture stands on, then the capture's own layers and memory."""
     own = below.root == directory.root
     serial = record.serial
     chain: list[Layer] = []
@@ -75,9 +75,18 @@ def adopt(directory: SandboxDirectory, record: Record, capture: Capture, below: 
         chain.append(Layer(file=name, blob=layer.blob))
     names, serial = link_all(capture.disk, directory.root, "disk", serial)
     chain += [Layer(file=name) for name in names]
-    memory, serial = _link_memory(capture.memory, directory, serial)
-    kept = MemoryFiles(files=memory, facts=capture.facts) if capture.facts and memory else None
-    return record.model_copy(update={"disk": tuple(chain), "memory": kept, "serial": serial})
+    if capture.facts is None:
+        return record.model_copy(update={"disk": tuple(chain), "memory": None, "serial": serial})
+    kept = record.memory.files if record.memory else {}
+    blobs = record.memory.blobs if record.memory else {}
+    stay = {role: kept[role] for role in capture.memory_below}
+    if not own:
+        stay, serial = _link_memory({role: below.root / file for role, file in stay.items()}, directory, serial)
+    new, serial = _link_memory(capture.memory, directory, serial)
+    memory = MemoryFiles(
+        files={**stay, **new}, blobs={role: blobs[role] for role in stay if role in blobs}, facts=capture.facts
+    )
+    return record.model_copy(update={"disk": tuple(chain), "memory": memory, "serial": serial})
 
 
 def _link_memory(
@@ -86,6 +95,19 @@ def _link_memory(
     roles = list(memory)
     names, serial = link_all((memory[role] for role in roles), directory.root, "memory", serial)
     return dict(zip(roles, names, strict=True)), serial
+
+
+def adopt_merged(directory: SandboxDirectory, record: Record, merged: Mapping[str, Path]) -> Record:
+    """``record`` with its memory image in the files of ``merged``, of which some are its own already."""
+    assert record.memory is not None
+    _, before = directory.paths(record)
+    stay = {role: record.memory.files[role] for role, path in merged.items() if before.get(role) == path}
+    new, serial = _link_memory(
+        {role: path for role, path in merged.items() if role not in stay}, directory, record.serial
+    )
+    blobs = {role: blob for role, blob in record.memory.blobs.items() if role in stay}
+    memory = record.memory.model_copy(update={"files": {**stay, **new}, "blobs": blobs})
+    return record.model_copy(update={"memory": memory, "serial": serial})
 
 
 def link_snapshot(
@@ -105,7 +127,8 @@ def link_snapshot(
         files[role] = f"memory/{serial:04d}"
         cache.link(blob, directory.root / files[role])
         serial += 1
-    return tuple(layers), MemoryFiles(files=files, facts=snapshot.memory.facts), serial
+    memory_files = MemoryFiles(files=files, blobs=snapshot.memory.files, facts=snapshot.memory.facts)
+    return tuple(layers), memory_files, serial
 
 
 def link_image(
@@ -146,12 +169,22 @@ def commit(
     labels: dict[str, str],
     hooks: Hooks | None,
 ) -> Snapshot:
-    """Layers that are in no repository yet go in below the capture's own, in order."""
+    """Files below that are in no repository yet go in with the capture's own: disk layers below its, in order."""
     below = tuple(layer.blob for layer in record.disk if layer.blob is not None)
     local = [directory.root / layer.file for layer in record.disk if layer.blob is None]
     (capture.directory / "below").mkdir(exist_ok=True)
-    names, _ = link_all(local, capture.directory, "below", 0)
-    whole = replace(capture, disk=(*(capture.directory / name for name in names), *capture.disk))
+    names, serial = link_all(local, capture.directory, "below", 0)
+    blobs = record.memory.blobs if record.memory else {}
+    _, files = directory.paths(record)
+    unknown = [role for role in capture.memory_below if role not in blobs]
+    memory_names, _ = link_all((files[role] for role in unknown), capture.directory, "below", serial)
+    linked = {role: capture.directory / name for role, name in zip(unknown, memory_names, strict=True)}
+    whole = replace(
+        capture,
+        disk=(*(capture.directory / name for name in names), *capture.disk),
+        memory={**linked, **capture.memory},
+        memory_below=tuple(role for role in capture.memory_below if role in blobs),
+    )
     draft = Draft(
         parent=record.base_id,
         architecture=record.architecture,
@@ -161,5 +194,18 @@ def commit(
         labels=labels,
         provenance=Provenance(builder="aenv", created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")),
         disk_below=below,
+        memory_below=blobs,
     )
     return repository.commit(whole, draft)
+
+
+def known_blobs(record: Record, snapshot: Snapshot, capture: Capture) -> dict[str, object]:
+    """What changes in ``record`` once ``capture`` is ``snapshot``: the files below it are in the repository."""
+    disk = tuple(
+        layer.model_copy(update={"blob": blob}) for layer, blob in zip(record.disk, snapshot.disk, strict=False)
+    )
+    memory = record.memory
+    if memory is not None and snapshot.memory is not None:
+        stored = {role: snapshot.memory.files[role] for role in capture.memory_below}
+        memory = memory.model_copy(update={"blobs": {**memory.blobs, **stored}})
+    return {"disk": disk, "memory": memory}

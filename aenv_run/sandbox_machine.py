@@ -13,6 +13,7 @@ from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSpec
 from aenv_run.errors import AenvError, BootFailed, Conflict, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
+from aenv_run.memory_depth import within_depth
 from aenv_run.sandbox_files import in_thread, to_the_end
 from aenv_run.sandbox_hooks import Start, run_hooks
 from aenv_run.sandbox_network import SandboxNetwork
@@ -149,6 +150,8 @@ class SandboxMachine:
             except TimeoutError as error:
                 raise SandboxDead(f"the daemon of sandbox {record.id} does not answer") from error
             capture = await machine.capture(self._directory.capturing, memory=True, keep_running=keep_running)
+            _, below = self._directory.paths(record)
+            capture = await within_depth(self._tools.named(record.driver), capture, below)
         except BaseException:
             await to_the_end(self.run_on(record, limit_s))
             raise

@@ -39,9 +39,10 @@ class Layer(Model):
 
 
 class MemoryFiles(Model):
-    """A memory image in the sandbox's directory: file by role, and what it is bound to."""
+    """A memory image in the sandbox's directory: its files by role, their blobs once committed, what it needs."""
 
     files: dict[str, str]
+    blobs: dict[str, Blob] = Field(default_factory=dict)
     facts: MemoryFacts
 
 
@@ -142,6 +143,11 @@ class SandboxDirectory:
         """Where a capture is made before its files are linked to where they stay."""
         return self.root / "capturing"
 
+    @property
+    def merging(self) -> Path:
+        """A memory layer that is being made of several."""
+        return self.root / "merging"
+
     def create(self) -> None:
         """Make the directory; nobody but its owner may look inside."""
         self.root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -203,12 +209,13 @@ class SandboxDirectory:
         self.write(record)
 
     def tidy(self, record: Record) -> None:
-        """Delete disk and memory files that the record does not name, and a left-over capture."""
+        """Delete disk and memory files that the record does not name, and a left-over capture or merge."""
         needed = record.files()
         for name in ("disk", "memory"):
             for path in (self.root / name).glob("*"):
                 if f"{name}/{path.name}" not in needed:
                     path.unlink(missing_ok=True)
+        self.merging.unlink(missing_ok=True)
         shutil.rmtree(self.capturing, ignore_errors=True)
 
     def remove(self) -> None:

@@ -48,7 +48,7 @@ class MemoryFacts(Model):
 class MemoryPart(Model):
     """A machine's RAM and device state at one instant, of the same instant as the disk."""
 
-    files: dict[str, Blob] = Field(description="by role: 'ram' and 'device_state' for qemu")
+    files: dict[str, Blob] = Field(description="by role: for qemu 'ram', its layers 'ram.1' ..., 'device_state'")
     facts: MemoryFacts
 
 

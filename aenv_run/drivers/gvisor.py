@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -140,6 +141,12 @@ class GvisorDriver:
             (image / f"{role}{SUFFIX}").symlink_to(path.absolute())
         machine = await self._start(spec, spec.facts, restore=IMAGE_IN)
         return await _ready(machine, spec.timeout_s, "was restored from its memory snapshot and does not answer")
+
+    async def merge_memory(
+        self, memory: Mapping[str, Path], target: Path, *, eager: bool
+    ) -> dict[str, Path] | None:
+        """None: each of its images is whole."""
+        return None
 
     async def attach(self, directory: Path) -> GvisorMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-from aenv_run import disk, memory
+from aenv_run import disk
 from aenv_run.capture import Capture
 from aenv_run.drivers.gvisor_control import CheckpointFailed, Json, request
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
+from aenv_run.memory_files import copy_sparse
 from aenv_run.snapshot import MemoryFacts
 
 CAPTURE_TIMEOUT_S = 900.0
@@ -122,7 +123,7 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
-        memory.copy_sparse(source, target)
+        copy_sparse(source, target)
         target.chmod(0o444)
 
 

@@ -5,20 +5,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
-from aenv_run import disk, process
-from aenv_run.drivers import guest_image, qemu_command, qemu_host
+from aenv_run import disk, memory, memory_files, process
+from aenv_run.drivers import guest_image, qemu_command, qemu_host, qemu_ram
 from aenv_run.drivers.leftover import end_engines
 from aenv_run.drivers.protocol import BootSpec, Caps, DriverName, Probe, RestoreSpec
-from aenv_run.drivers.qemu_capture import DEVICE_STATE, RAM, overlay_name
+from aenv_run.drivers.qemu_capture import overlay_name
 from aenv_run.drivers.qemu_command import GUEST_ADDRESS, GUEST_MAC, Cpu
 from aenv_run.drivers.qemu_machine import DEVICE_STATE_IN, LOG, QemuMachine, Record, forwarded_port, read_log
+from aenv_run.drivers.qemu_ram import DEVICE_STATE, RamImage
 from aenv_run.drivers.qmp import Qmp, QmpError
 from aenv_run.errors import BootFailed, Conflict, InvalidInput, RestoreIncompatible, SandboxDead
+from aenv_run.memory_layers import Piece
 from aenv_run.network.namespace import open_tap
 from aenv_run.paths import Home
 from aenv_run.snapshot import MemoryFacts
+from aenv_run.threads import in_thread
 from aenv_run.types import MachineSpec
 
 START_TIMEOUT_S, LOAD_TIMEOUT_S = 20.0, 30.0
@@ -60,6 +64,7 @@ class QemuDriver:
         """What a memory image made here and now would be bound to."""
         cpu = await self._cpu()
         image = await asyncio.to_thread(guest_image.prepare, self._home, qemu_host.architecture())
+        shape = qemu_command.shape(reporting=qemu_host.ram_library(self._home) is not None)
         return MemoryFacts(
             driver=self.name,
             vmm_version=await qemu_host.qemu_version(self._home),
@@ -68,15 +73,15 @@ class QemuDriver:
             cpu=qemu_host.host_cpu() if cpu.mode == "kvm" else f"qemu:{cpu.model}",
             kernel_digest=image.kernel_digest,
             envd_digest=image.envd_digest,
-            devices=f"{qemu_command.SHAPE} cpus={machine.cpus} memory={machine.memory_mib}MiB",
+            devices=f"{shape} cpus={machine.cpus} memory={machine.memory_mib}MiB",
             tsc_khz=cpu.tsc_khz,
         )
 
     async def check_restore(self, spec: RestoreSpec) -> None:
         """Raise ``RestoreIncompatible`` naming every fact that differs; nothing is started."""
-        missing = [role for role in (RAM, DEVICE_STATE) if role not in spec.memory]
-        if spec.facts is None or missing:
-            raise InvalidInput(f"a restore needs the facts and the files ram and device_state; missing: {missing}")
+        ram = RamImage.of(spec.memory)
+        if spec.facts is None:
+            raise InvalidInput("a restore needs the facts of its memory image")
         here = await self.facts(spec.machine)
         different = [
             f"{field}: it was made with {theirs}, here is {ours}"
@@ -84,7 +89,7 @@ class QemuDriver:
             if (theirs := getattr(spec.facts, field)) != (ours := getattr(here, field))
         ]
         expected = qemu_command.ram_bytes(spec.machine.memory_mib)
-        if (size := spec.memory[RAM].stat().st_size) != expected:
+        if (size := ram.base.stat().st_size) != expected:
             different.append(f"RAM: the file has {size} bytes and the machine {expected}")
         if different:
             raise RestoreIncompatible(
@@ -95,11 +100,11 @@ class QemuDriver:
     async def boot(self, spec: BootSpec) -> QemuMachine:
         """Cold boot; returns when the daemon answers."""
         image = await asyncio.to_thread(guest_image.prepare, self._home, qemu_host.architecture())
-        ram = zero_ram(self._home, qemu_command.ram_bytes(spec.machine.memory_mib))
+        ram = RamImage(zero_ram(self._home, qemu_command.ram_bytes(spec.machine.memory_mib)).absolute())
         facts = await self.facts(spec.machine)
         cpu = await self._cpu()
         arguments = qemu_command.boot_arguments(image.kernel.absolute(), image.initramfs.absolute(), cpu)
-        machine = await self._start(spec, cpu, ram, True, facts, arguments)
+        machine = await self._start(spec, cpu, ram, facts, arguments)
         try:
             await machine.wait_booted(spec.timeout_s)
         except BaseException:
@@ -114,16 +119,20 @@ class QemuDriver:
         link = spec.directory / DEVICE_STATE_IN
         link.unlink(missing_ok=True)
         link.symlink_to(spec.memory[DEVICE_STATE].absolute())  # its path may hold anything, a URI may not
-        ram = spec.memory[RAM].absolute()
-        machine = await self._start(
-            spec, await self._cpu(), ram, False, spec.facts, qemu_command.restore_arguments()
-        )
+        ram, arguments = RamImage.of(spec.memory), qemu_command.restore_arguments()
+        machine = await self._start(spec, await self._cpu(), ram, spec.facts, arguments)
         try:
             await _load(machine, min(spec.timeout_s, LOAD_TIMEOUT_S))
         except BaseException:
             machine.kill_now()
             raise
         return machine
+
+    async def merge_memory(
+        self, memory: Mapping[str, Path], target: Path, *, eager: bool
+    ) -> dict[str, Path] | None:
+        """The same memory image in fewer files."""
+        return await qemu_ram.merged(memory, target, eager=eager)
 
     async def attach(self, directory: Path) -> QemuMachine | None:
         """Take over a machine that an earlier process started in ``directory``; None when it is gone."""
@@ -134,7 +143,7 @@ class QemuDriver:
         return await asyncio.to_thread(end_engines, directory)
 
     async def _start(
-        self, spec: BootSpec, cpu: Cpu, ram: Path, ram_is_zero: bool, facts: MemoryFacts, arguments: list[str]
+        self, spec: BootSpec, cpu: Cpu, image: RamImage, facts: MemoryFacts, arguments: list[str]
     ) -> QemuMachine:
         """Spawn QEMU and connect to it; on any way out but success no process is left."""
         slot = spec.network
@@ -143,43 +152,60 @@ class QemuDriver:
         layers = tuple(layer.absolute() for layer in spec.disk)
         virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
         _clear(spec.directory)
+        preload = qemu_host.ram_library(self._home)
+        ram, whole = await in_thread(_prepare_ram, image, preload, spec.directory)
         overlay = Path(f"{overlay_name(1)}.qcow2")
         disk.write_overlay(spec.directory / overlay, virtual_bytes)
         tap = await open_tap(slot.router_netns, slot.device) if slot else None
         try:
             netdevs = (qemu_command.network(spec.internet),) if tap is None else qemu_command.tap(tap)
-            argv = qemu_command.common(
-                qemu_host.qemu_path(), spec, layers, cpu, ram, overlay, overlay_name(1), netdevs
-            )
-            child = await process.spawn(
-                [*argv, *arguments],
-                log=spec.directory / LOG,
-                ephemeral=spec.ephemeral,
-                bounded=True,
-                cwd=spec.directory,
-                pass_fds=() if tap is None else (tap,),
-            )
+            with qemu_ram.handed_over(preload, ram, whole) as handover:
+                argv = qemu_command.common(
+                    qemu_host.qemu_path(), spec, layers, cpu, handover, overlay, overlay_name(1), netdevs
+                )
+                child = await process.spawn(
+                    [*argv, *arguments],
+                    log=spec.directory / LOG,
+                    ephemeral=spec.ephemeral,
+                    bounded=True,
+                    cwd=spec.directory,
+                    pass_fds=(*handover.descriptors, *([] if tap is None else [tap])),
+                    env=handover.variables or None,
+                )
         finally:
             if tap is not None:
                 os.close(tap)
         try:
             record = Record(
                 pid=child.pid, start_ticks=child.start_ticks, port=0, machine=spec.machine, disk=layers,
-                ram_base=ram, ram_base_is_zero=ram_is_zero, facts=facts,
+                ram_roles=ram.roles, facts=facts,
             )  # fmt: skip
             if slot is not None:
                 record = record.model_copy(update={"host": slot.host_address, "port": qemu_command.DAEMON_PORT})
             record.write(spec.directory)  # at once: a crash of this process must not lose sight of the engine
             qmp = await _connect(spec.directory, child)
-            if slot is None:
-                record = record.model_copy(update={"port": await forwarded_port(qmp)})
-                record.write(spec.directory)
+            mapping = await asyncio.to_thread(memory.find_mapping, child.pid, whole)  # or the guest sees other RAM
+            port = await forwarded_port(qmp) if slot is None else record.port
+            record = record.model_copy(update={"ram_start": mapping.start, "port": port})
+            record.write(spec.directory)
         except BaseException:
             child.kill_group()
             child.close()
             (spec.directory / "machine.json").unlink(missing_ok=True)
             raise
         return QemuMachine(spec.directory, record, child, qmp)
+
+
+def _prepare_ram(image: RamImage, preload: Path | None, directory: Path) -> tuple[RamImage, list[Piece]]:
+    """What QEMU is to map, and what that makes; every layer has been checked."""
+    whole = memory_files.whole_of(image.base, image.layers)
+    qemu_ram.check_depth(whole, image)
+    if preload is None and image.layers:
+        flat = directory.absolute() / qemu_ram.FLAT
+        memory_files.flatten(image.base, image.layers, flat)
+        image = RamImage(flat, (), image.roles)
+        whole = memory_files.whole_of(flat, ())
+    return image, whole
 
 
 async def _connect(directory: Path, child: process.Child) -> Qmp:
@@ -238,7 +264,7 @@ def _clear(directory: Path) -> None:
     record = Record.read(directory)
     if record is not None and process.is_alive(record.pid, record.start_ticks):
         raise Conflict(f"a machine lives in {directory} (process {record.pid})", fix="kill it first")
-    for pattern in ("disk-*.qcow2", "machine.json", qemu_command.QMP_SOCKET, LOG):
+    for pattern in ("disk-*.qcow2", "machine.json", qemu_command.QMP_SOCKET, LOG, qemu_ram.FLAT):
         for path in directory.glob(pattern):
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

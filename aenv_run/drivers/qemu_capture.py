@@ -12,14 +12,17 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from aenv_run import disk, memory
+from aenv_run import disk, memory, memory_files
 from aenv_run.capture import Capture
+from aenv_run.drivers.qemu_ram import DEVICE_STATE, next_role
 from aenv_run.drivers.qmp import Qmp, QmpError
 from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
+from aenv_run.memory_layers import PAGE, coalesce, finish_layer
 from aenv_run.snapshot import MemoryFacts
 
-RAM, DEVICE_STATE = "ram", "device_state"
 FULL = (errno.ENOSPC, errno.EDQUOT)
+#: Room for what the guest writes between the look at its pages and the stop.
+SLACK_BYTES = 1 << 20
 #: Less free space than this after a refused write means that the disk is full.
 NEARLY_FULL_BYTES = 1 << 20
 
@@ -35,6 +38,41 @@ def page_reader() -> memory.PageReader:
     return memory.PageReader()
 
 
+class RamPages:
+    """A layer of the pages that a machine wrote: made ready while it runs, filled while it is stopped."""
+
+    def __init__(self, mapping: memory.Mapping, path: Path) -> None:
+        self._mapping, self._reader = mapping, page_reader()
+        self._file = memory.ReadyFile(path, self._ready_bytes())
+
+    def _ready_bytes(self) -> int:
+        """As much as it would be now, and a little more."""
+        return PAGE + sum(run.length for run in coalesce(memory.dirty_runs(self._mapping))) + SLACK_BYTES
+
+    def fill(self) -> None:
+        """The machine must be stopped."""
+        runs = coalesce(memory.dirty_runs(self._mapping))
+        self._reader.pack(self._mapping, runs, self._file)
+        os.ftruncate(self._file.descriptor, PAGE + sum(run.length for run in runs))
+        finish_layer(self._file.descriptor, self._mapping.length, runs)
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._file.close()
+
+
+class WholeRam(RamPages):
+    """All that a machine which was booted cold has in its RAM: a sparse file as large as it."""
+
+    def _ready_bytes(self) -> int:
+        return 0  # blocks of zeros are to stay holes
+
+    def fill(self) -> None:
+        """The machine must be stopped."""
+        os.ftruncate(self._file.descriptor, self._mapping.length)
+        self._reader.stream(self._mapping, memory.dirty_runs(self._mapping), self._file.descriptor)
+
+
 @dataclass
 class Capturer:
     """What a machine needs to be captured. ``top`` is the number of the overlay it writes."""
@@ -43,8 +81,8 @@ class Capturer:
     pid: int
     qmp: Qmp
     virtual_bytes: int
-    ram_base: Path
-    ram_base_is_zero: bool
+    ram: memory.Mapping
+    ram_roles: tuple[str, ...]
     facts: MemoryFacts
     top: int
 
@@ -59,26 +97,28 @@ class Capturer:
             raise Conflict(f"the capture directory {directory} exists already") from error
         try:
             # All that takes long and needs no stopped machine comes first.
-            if memory:
-                await asyncio.to_thread(self._prepare_ram, directory / RAM)
-            await self._drop_following()
-            disk.write_overlay(self._overlay(self.top + 1), self.virtual_bytes)
-            name = overlay_name(self.top + 1)
-            await self.qmp.execute("blockdev-add", disk.overlay_node(Path(f"{name}.qcow2"), name, None))
-            stopped_ms = await self._freeze(directory, memory, was_running, keep_running)
+            pages = await asyncio.to_thread(self._prepare_ram, directory) if memory else None
+            try:
+                await self._drop_following()
+                disk.write_overlay(self._overlay(self.top + 1), self.virtual_bytes)
+                name = overlay_name(self.top + 1)
+                await self.qmp.execute("blockdev-add", disk.overlay_node(Path(f"{name}.qcow2"), name, None))
+                stopped_ms = await self._freeze(directory, pages, was_running, keep_running)
+            finally:
+                if pages is not None:
+                    await asyncio.to_thread(pages.close)
             return self._hand_over(directory, memory, stopped_ms)
         except BaseException as error:
             await self._undo(directory)
             raise self._explain(error, directory) from error
 
-    def _prepare_ram(self, target: Path) -> None:
-        if self.ram_base_is_zero:
-            with target.open("xb") as file:
-                file.truncate(self.ram_base.stat().st_size)
-        else:
-            memory.copy_sparse(self.ram_base, target)
+    def _prepare_ram(self, directory: Path) -> RamPages:
+        path = directory / next_role(self.ram_roles)
+        return RamPages(self.ram, path) if self.ram_roles else WholeRam(self.ram, path)
 
-    async def _freeze(self, directory: Path, with_memory: bool, was_running: bool, keep_running: bool) -> float:
+    async def _freeze(
+        self, directory: Path, pages: RamPages | None, was_running: bool, keep_running: bool
+    ) -> float:
         """The part with the machine stopped; returns for how long it was, in milliseconds.
 
         Sealing comes last and is one atomic step: whatever fails before it, the machine goes on as it was.
@@ -87,8 +127,8 @@ class Capturer:
         done = False
         await self.qmp.execute("stop")
         try:
-            if with_memory:
-                await asyncio.to_thread(self._stream_ram, directory / RAM)
+            if pages is not None:
+                await asyncio.to_thread(pages.fill)
                 # Devices only, 1-2 ms. live=false: with true QEMU drops its image locks and a second writer of
                 # the same disk is let in. (`migrate` would write all RAM, which is share=off.) No Xen involved.
                 await self.qmp.execute(
@@ -106,15 +146,6 @@ class Capturer:
                 await self.qmp.execute("cont")
         return (time.perf_counter() - started) * 1000
 
-    def _stream_ram(self, target: Path) -> None:
-        mapping = memory.find_mapping(self.pid, self.ram_base)
-        runs = memory.dirty_runs(mapping)
-        descriptor = os.open(target, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            page_reader().stream(mapping, runs, descriptor, skip_zeros=self.ram_base_is_zero)
-        finally:
-            os.close(descriptor)
-
     def _hand_over(self, directory: Path, with_memory: bool, stopped_ms: float) -> Capture:
         layers = []
         for number in range(1, self.top):
@@ -124,10 +155,12 @@ class Capturer:
             sealed.chmod(0o444)
             layers.append(directory / sealed.name)
             _link_or_copy(sealed, layers[-1])
-        files = {role: directory / role for role in (RAM, DEVICE_STATE)} if with_memory else {}
+        if not with_memory:
+            return Capture(directory, tuple(layers), stopped_ms=stopped_ms)
+        files = {role: directory / role for role in (next_role(self.ram_roles), DEVICE_STATE)}
         for path in files.values():
             path.chmod(0o444)
-        return Capture(directory, tuple(layers), files, self.facts if with_memory else None, stopped_ms)
+        return Capture(directory, tuple(layers), files, self.facts, stopped_ms, self.ram_roles)
 
     async def _undo(self, directory: Path) -> None:
         shutil.rmtree(directory, ignore_errors=True)
@@ -170,5 +203,5 @@ def _link_or_copy(source: Path, target: Path) -> None:
     except OSError as error:
         if error.errno not in (errno.EXDEV, errno.EPERM, errno.EMLINK):
             raise
-        memory.copy_sparse(source, target)
+        memory_files.copy_sparse(source, target)
         target.chmod(0o444)

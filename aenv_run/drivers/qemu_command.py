@@ -11,12 +11,13 @@ from pathlib import Path
 
 from aenv_run import disk
 from aenv_run.drivers.protocol import BootSpec
+from aenv_run.drivers.qemu_ram import Handover
 
 #: Names the virtual machine's shape in MemoryFacts. Change it whenever a device, their order, the machine type or
 #: the way RAM is mapped changes: device state of another shape is then refused instead of half loaded.
 #: "netdev-user" stands for user networking and for a tap alike: device state crosses both ways, since the tap has
 #: no vnet_hdr (it would change the network card's features) and comes with the same sections (see ``tap``).
-SHAPE = "qemu-microvm/1 serial-ringbuf virtio-blk netdev-user virtio-net"
+SHAPE = "qemu-microvm/2 serial-ringbuf virtio-blk netdev-user virtio-net virtio-balloon"
 QMP_SOCKET = "qmp.sock"
 CONSOLE_BYTES = 65536
 DAEMON_PORT = 49983
@@ -43,6 +44,11 @@ class Cpu:
 def ram_bytes(memory_mib: int) -> int:
     """The RAM a machine gets: what was asked, but for the one size that does not boot."""
     return (WORKING_MEMORY_MIB if memory_mib == BROKEN_MEMORY_MIB else memory_mib) << 20
+
+
+def shape(*, reporting: bool) -> str:
+    """See SHAPE. A guest that reports free pages is not restored where nobody takes reports, nor the reverse."""
+    return f"{SHAPE}{'-reporting' if reporting else ''}"
 
 
 def kernel_command_line(cpu: Cpu) -> str:
@@ -91,7 +97,7 @@ def common(
     spec: BootSpec,
     layers: tuple[Path, ...],
     cpu: Cpu,
-    ram: Path,
+    ram: Handover,
     overlay: Path,
     overlay_name: str,
     netdevs: tuple[str, ...],
@@ -99,10 +105,11 @@ def common(
     """What a boot and a restore share: it must be equal but for ``netdevs``, or the device state does not load."""
     size = ram_bytes(spec.machine.memory_mib)
     # share=off: writes stay in this process. readonly=on: the base can never change, not even through a
-    # balloon's hole punching. rom=off: but the guest may write its private copy.
+    # balloon's hole punching. rom=off: but the guest may write its private copy. Preloaded (engine/ram.c), QEMU
+    # only thinks that it could write the base: it would not drop the private copy of a freed page otherwise.
     memory = {
-        "qom-type": "memory-backend-file", "id": "mem", "size": size, "mem-path": str(ram),
-        "share": False, "readonly": True, "rom": "off",
+        "qom-type": "memory-backend-file", "id": "mem", "size": size, "mem-path": str(ram.path),
+        "share": False, "readonly": not ram.preloaded, "rom": "off",
     }  # fmt: skip
     # suppress-vmdesc and send-configuration=off: what xen-save-devices-state writes has neither, and
     # migrate-incoming loads it only when it expects neither.
@@ -126,6 +133,10 @@ def common(
     argv += ["-device", f"virtio-blk-device,id=root,drive={overlay_name}"]
     argv += [part for netdev in netdevs for part in ("-netdev", netdev)]
     argv += ["-device", f"virtio-net-device,netdev=n0,mac={GUEST_MAC}"]
+    # A freed page that is dropped has the base's bytes when it is used again. page-poison=off: a guest that counts
+    # on the bytes of freed pages (init_on_free, page_poison) then reports none, by itself.
+    balloon = {"driver": "virtio-balloon-device", "free-page-reporting": ram.preloaded, "page-poison": False}
+    argv += ["-device", json.dumps(balloon)]
     return argv
 
 

@@ -153,6 +153,12 @@ def host_cpu() -> str:
     return f"host:{model.group(1).strip() if model else 'unknown'}:{digest}"
 
 
+def ram_library(home: Home) -> Path | None:
+    """The library that is preloaded into QEMU to map RAM in layers; None where it was not built."""
+    path = home.guest() / f"ram-{architecture()}.so"
+    return path if path.is_file() else None
+
+
 def _program(name: str, fix: str) -> Requirement:
     found = shutil.which(name) or shutil.which(name, path="/usr/sbin:/sbin:/usr/local/sbin")
     return Requirement(name, found is not None, found or "not installed", "" if found else fix)
@@ -177,8 +183,9 @@ async def requirements(home: Home) -> tuple[Requirement, ...]:
     items.append(Requirement("x86-64 host", amd64, platform.machine(), "" if amd64 else "use an x86-64 machine"))
     try:
         files = GuestFiles.find(home, architecture())
+        library = "" if ram_library(home) else "; without ram-*.so memory layers are copied at each start"
         items.append(
-            Requirement("guest kernel and daemon", True, f"{files.kernel.parent.parent}, {files.release}")
+            Requirement("guest kernel and daemon", True, f"{files.kernel.parent.parent}, {files.release}{library}")
         )
     except AenvError as error:
         items.append(Requirement("guest kernel and daemon", False, error.message, FIX))

@@ -15,6 +15,7 @@ from aenv_run.drivers.qemu_capture import Capturer
 from aenv_run.drivers.qmp import Qmp, QmpError
 from aenv_run.errors import AenvError, BootFailed, Conflict, ProtocolError, SandboxDead
 from aenv_run.guest import Guest
+from aenv_run.memory import Mapping
 from aenv_run.process import Child, is_alive
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec, Model
@@ -31,6 +32,8 @@ DEAD_STATES = {
     "internal-error": "the virtual CPU met an internal error",
 }
 DEAD_EVENTS = {"SHUTDOWN": DEAD_STATES["shutdown"], "GUEST_PANICKED": DEAD_STATES["guest-panicked"]}
+#: QEMU warns, once, when the guest's first free pages are dropped; the library lets nothing happen to the file.
+UNFOUNDED = "Discarding RAM in private file mappings is possibly dangerous"
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 CONTROLS = re.compile(r"[^\t\n\x20-\x7e\x80-\U0010ffff]|[\x7f-\x9f]")
 
@@ -38,18 +41,20 @@ CONTROLS = re.compile(r"[^\t\n\x20-\x7e\x80-\U0010ffff]|[\x7f-\x9f]")
 class Record(Model):
     """``machine.json``: what a later process needs to take the machine over. Written once, after the start.
 
-    Which overlay is the top one is not kept here but asked of QEMU, which cannot be out of date.
+    Which overlay is the top one is not kept here but asked of QEMU, which cannot be out of date. ``ram_start`` is
+    where its RAM is in its address space (0: not checked yet); ``ram_roles`` are those of the image that it was
+    restored from.
     """
 
-    format: str = "aenv.qemu-machine/1"
+    format: str = "aenv.qemu-machine/2"
     pid: int
     start_ticks: int
     host: str = "127.0.0.1"
     port: int
     machine: MachineSpec
     disk: tuple[Path, ...]
-    ram_base: Path
-    ram_base_is_zero: bool
+    ram_start: int = 0
+    ram_roles: tuple[str, ...]
     facts: MemoryFacts
 
     def write(self, directory: Path) -> None:
@@ -84,9 +89,10 @@ def read_log(directory: Path, child: Child) -> str:
     try:
         with (directory / LOG).open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - 4096))
-            return clean_console(file.read()).strip()
+            said = clean_console(file.read()).strip()
     except OSError:
         return ""
+    return "\n".join([line for line in said.splitlines() if UNFOUNDED not in line])
 
 
 async def forwarded_port(qmp: Qmp) -> int:
@@ -121,8 +127,8 @@ class QemuMachine:
             pid=record.pid,
             qmp=qmp,
             virtual_bytes=record.machine.disk_mib << 20,
-            ram_base=record.ram_base,
-            ram_base_is_zero=record.ram_base_is_zero,
+            ram=Mapping(record.pid, record.ram_start, qemu_command.ram_bytes(record.machine.memory_mib)),
+            ram_roles=record.ram_roles,
             facts=record.facts,
             top=top,
         )
@@ -132,7 +138,7 @@ class QemuMachine:
     async def attach(cls, directory: Path) -> QemuMachine | None:
         """The machine that an earlier process left in ``directory``; None when it is gone."""
         record = Record.read(directory)
-        if record is None or not is_alive(record.pid, record.start_ticks):
+        if record is None or not record.ram_start or not is_alive(record.pid, record.start_ticks):
             return None
         try:
             qmp = await Qmp.connect(directory, qemu_command.QMP_SOCKET, 5.0)

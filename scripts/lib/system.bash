@@ -14,6 +14,8 @@ needs=(
   "qemu_is_recent | qemu-system-x86"
   "have qemu-img qemu-storage-daemon | qemu-utils"
   "go_is_recent | golang-go"
+  "have cc | gcc"
+  "c_headers_present | libc6-dev"
   "find_python | python3-venv"
   "have mkfs.ext4 resize2fs debugfs | e2fsprogs"
   "have mmdebstrap | mmdebstrap"
@@ -42,6 +44,8 @@ qemu_is_recent() {
   have qemu-system-x86_64 || return 1
   qemu-system-x86_64 -object memory-backend-file,help 2>/dev/null | grep -q '^ *rom='
 }
+
+c_headers_present() { [ -s /usr/include/stdio.h ]; }
 
 go_is_recent() {
   local minor
@@ -169,7 +173,7 @@ system_packages() {
     say "note: no runsc, so no gVisor driver and 'make test' leaves its tests out; gvisor.dev says how to install it"
   [ -n "$missing" ] || return 0
   have apt-get || die 69 "this system has no apt, and these are missing (Debian's names): ${missing//$'\n'/ }" \
-    "install what provides them (QEMU with memory-backend-file rom=, Go >= 1.22, Python >= 3.11), then run make setup"
+    "install what provides them (QEMU with memory-backend-file rom=, Go >= 1.22, cc, Python >= 3.11), then run make setup"
   released=$missing
   if [ "$(codename)" = bookworm ]; then
     backported=$(grep -xE 'qemu-.*|golang-go|runsc' <<<"$missing" || true)

@@ -162,10 +162,12 @@ class Bench:
         """A restore of the last of a line of captures (each made of a machine restored from the one before)."""
         captures = captures or (self.seed,)
         layers = tuple(layer for capture in captures for layer in capture.disk)
-        last = captures[-1]
+        memory: dict[str, Path] = {}
+        for capture in captures:
+            memory = capture.whole_memory(memory, capture.memory)
         return RestoreSpec(
             self.machine, self.disk + layers, self.directory(), ephemeral=ephemeral,
-            memory=last.memory, facts=last.facts,
+            memory=memory, facts=captures[-1].facts,
         )  # fmt: skip
 
     @asynccontextmanager
@@ -190,12 +192,12 @@ class Bench:
             yield machine
 
 
-async def make_bench(driver: Driver, home: Home, root: Path, name: str) -> Bench:
+async def make_bench(driver: Driver, home: Home, root: Path, name: str, spec: MachineSpec = MACHINE) -> Bench:
     """Make the image, boot it, start the counter, capture it."""
     image = root / "base.qcow2"
-    await disk.make_image(make_tree(root / "tree"), MACHINE.disk_mib, image)
+    await disk.make_image(make_tree(root / "tree"), spec.disk_mib, image)
     image.chmod(0o444)
-    bench = Bench(driver, home, root, (image,), Capture(root), name)
+    bench = Bench(driver, home, root, (image,), Capture(root), name, spec)
     async with bench.running(bench.cold()) as machine:
         await sh(machine, "echo seed >/seed")
         await start_counter(machine)

@@ -21,9 +21,11 @@ from pathlib import Path
 from typing import BinaryIO
 
 from aenv_run import disk
-from aenv_run.drivers import guest_image, qemu_command
+from aenv_run.drivers import guest_image, qemu_command, qemu_ram
 from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu_capture import overlay_name
+from aenv_run.drivers.qemu_ram import Handover, RamImage
+from aenv_run.memory_files import whole_of
 from tests.perf.twin import TRUE, BareMachine, Machines, ask, milliseconds, run
 
 Json = dict[str, object]
@@ -40,6 +42,7 @@ class Engine:
     zero_ram: Path
     ram: Path
     device_state: Path
+    preload: Path | None
 
 
 @dataclass(eq=False)
@@ -196,6 +199,10 @@ class QemuTwin:
         self._machines.close(self.pool)
 
     def _spawn(self, ram: Path, arguments: list[str]) -> QemuMachine:
+        with qemu_ram.handed_over(self._engine.preload, RamImage(ram), whole_of(ram, ())) as handover:
+            return self._spawn_with(handover, arguments)
+
+    def _spawn_with(self, ram: Handover, arguments: list[str]) -> QemuMachine:
         self._machines.check()
         engine = self._engine
         directory = self._scratch / f"bare-{next(self._numbers)}"
@@ -214,7 +221,13 @@ class QemuTwin:
         )
         with (directory / "log").open("wb") as log:
             process = subprocess.Popen(
-                [*argv, *arguments], cwd=directory, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [*argv, *arguments],
+                cwd=directory,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=ram.descriptors,
+                env=ram.variables or None,
             )
         machine = QemuMachine(self._machines, process, directory)
         self._machines.add(machine)

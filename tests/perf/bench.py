@@ -132,6 +132,7 @@ class Bench:
             zero_ram=zero_ram(self._home, MACHINE.memory_mib << 20),
             ram=cache.path(snapshot.memory.files["ram"]),
             device_state=cache.path(snapshot.memory.files["device_state"]),
+            preload=qemu_host.ram_library(self._home),
         )
         return bare_qemu.QemuTwin(engine, self._scratch)
 

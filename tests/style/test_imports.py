@@ -10,7 +10,10 @@ import pytest
 from tests.style.source import Module, imports, modules, within
 
 BYTES = tuple(f"aenv_run.{part}" for part in ("store", "repository", "catalog", "cache", "check", "gc"))
-MACHINES = tuple(f"aenv_run.{part}" for part in ("drivers", "disk", "memory", "network", "guest"))
+MACHINES = tuple(
+    f"aenv_run.{part}"
+    for part in ("drivers", "disk", "memory", "memory_layers", "memory_files", "network", "guest")
+)
 
 
 @dataclass(frozen=True)

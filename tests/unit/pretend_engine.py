@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +59,7 @@ class PretendMachine:
     endpoint: Endpoint
     engine: PretendEngine
     memory: dict[str, str]
+    memory_roles: tuple[str, ...] = ()  # of the image it was restored from: a base and layers of what changed
     pid: int = 0
     sealed: list[Path] = field(default_factory=list)
     token: str | None = None
@@ -101,15 +102,17 @@ class PretendMachine:
         self.running = keep_running
         disk = tuple(directory / sealed.name for sealed in self.sealed)
         facts = await self.engine.facts(MachineSpec())
-        return Capture(directory, disk, files, facts if memory else None, stopped_ms=1.0)
+        below = self.memory_roles if memory else ()
+        return Capture(directory, disk, files, facts if memory else None, 1.0, below)
 
     def _fill(self, directory: Path, memory: bool) -> dict[str, Path]:
         for sealed in self.sealed:
             os.link(sealed, directory / sealed.name)
         if not memory:
             return {}
-        files = {"ram": directory / "ram", "device_state": directory / "device_state"}
-        files["ram"].write_text(json.dumps(self.memory))
+        role = f"ram.{len(self.memory_roles)}" if self.memory_roles else "ram"
+        files = {role: directory / role, "device_state": directory / "device_state"}
+        files[role].write_text(json.dumps(self.memory))
         files["device_state"].write_text("devices")
         return files
 
@@ -147,6 +150,9 @@ class PretendEngine:
         self.machines: dict[int, PretendMachine] = {}
         self.fail_capture: Exception | None = None
         self.capture_gate: asyncio.Event | None = None
+        self.deep, self.too_deep = 8, 16  # layers
+        self.merge_gate: asyncio.Event | None = None
+        self.fail_merge: Exception | None = None
         self.boot_gate: asyncio.Event | None = None
         self.fail_launches: set[int] = set()
         self.hold_launches: set[int] = set()  # these never end
@@ -172,7 +178,29 @@ class PretendEngine:
 
     async def restore(self, spec: RestoreSpec) -> PretendMachine:
         await self.check_restore(spec)
-        return await self._start(spec, json.loads(spec.memory["ram"].read_text()))
+        roles = ram_roles(spec.memory)
+        memory = {key: value for role in roles for key, value in json.loads(spec.memory[role].read_text()).items()}
+        machine = await self._start(spec, memory)
+        machine.memory_roles = roles
+        return machine
+
+    async def merge_memory(
+        self, memory: Mapping[str, Path], target: Path, *, eager: bool
+    ) -> dict[str, Path] | None:
+        base, *layers = ram_roles(memory)
+        if len(layers) <= (self.deep if eager else self.too_deep):
+            return None
+        whole = {key: value for role in layers for key, value in json.loads(memory[role].read_text()).items()}
+        target.write_text(json.dumps(whole))
+        try:
+            if self.merge_gate is not None:
+                await self.merge_gate.wait()
+            if self.fail_merge is not None:
+                raise self.fail_merge
+        except BaseException:
+            target.unlink()
+            raise
+        return {base: memory[base], f"{base}.1": target, "device_state": memory["device_state"]}
 
     async def attach(self, directory: Path) -> PretendMachine | None:
         if directory in self.no_attach:
@@ -262,6 +290,13 @@ async def _stream(*parts: bytes) -> AsyncIterator[bytes]:
 
 def _last(message: dict[str, object]) -> bytes:
     return bytes([END_OF_STREAM]) + envelope(message)[1:]
+
+
+def ram_roles(memory: Mapping[str, Path]) -> tuple[str, ...]:
+    """The base and its layers; all must be there, and nothing else."""
+    roles = ("ram", *(f"ram.{number}" for number in range(1, len(memory) - 1)))
+    assert {*roles, "device_state"} == set(memory), sorted(memory)
+    return roles
 
 
 def seed_files(directory: Path, driver: str = "qemu") -> Capture:

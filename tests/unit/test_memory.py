@@ -1,4 +1,4 @@
-"""Dirty pages of a live process, found two ways and streamed over a copy of their base."""
+"""Dirty pages of a live process over a base and layers, found two ways; files made of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 
 from aenv_run import memory
 from aenv_run.errors import AenvError, SandboxDead
-from aenv_run.memory import PAGE, Run
+from aenv_run.memory import PAGE
+from aenv_run.memory_files import copy_sparse, flatten, whole_of
+from aenv_run.memory_layers import Run, coalesce, finish_layer
 
 PAGES = 4096
 WRITTEN = [0, 1, 2, 7, 100, 101, 4095]
@@ -58,7 +60,7 @@ def pages_of(runs: list[Run]) -> list[int]:
 
 
 def test_only_written_pages_are_dirty_and_both_ways_agree(base: Path, pid: int) -> None:
-    mapping = memory.find_mapping(pid, base)
+    mapping = memory.find_mapping(pid, whole_of(base, ()))
     runs = memory.dirty_runs(mapping)
     assert pages_of(runs) == WRITTEN
     assert runs[0] == Run(0, 3 * PAGE)
@@ -69,39 +71,94 @@ def test_only_written_pages_are_dirty_and_both_ways_agree(base: Path, pid: int) 
         os.close(descriptor)
 
 
-@pytest.mark.parametrize("skip_zeros", [False, True])
-def test_base_and_dirty_pages_make_the_whole(base: Path, pid: int, tmp_path: Path, skip_zeros: bool) -> None:
-    target = tmp_path / "ram"
-    memory.copy_sparse(base, target)
-    mapping = memory.find_mapping(pid, base)
-    with target.open("r+b") as file:
-        count = memory.PageReader().stream(
-            mapping, memory.dirty_runs(mapping), file.fileno(), skip_zeros=skip_zeros
-        )
-    assert count == len(WRITTEN) * PAGE
+@pytest.mark.parametrize("room", [1, 100, memory.SCAN_REGIONS])
+def test_many_regions_are_found_once_and_in_order(base: Path, room: int) -> None:
+    scattered = list(range(0, PAGES, 3))  # more than the kernel buffers
+    script = CHILD.replace(str(WRITTEN), f"range(0, {PAGES}, 3)")
+    child = subprocess.Popen(
+        [sys.executable, "-c", script, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin and child.stdout
+    assert child.stdout.readline() == b"ready\n"
+    mapping = memory.find_mapping(child.pid, whole_of(base, ()))
+    descriptor = os.open(f"/proc/{child.pid}/pagemap", os.O_RDONLY)
+    try:
+        assert pages_of(memory._scan(descriptor, mapping, room)) == scattered
+        assert pages_of(memory._parse_pagemap(descriptor, mapping)) == scattered
+    finally:
+        os.close(descriptor)
+        child.stdin.close()
+        child.stdout.close()
+        child.wait(10)
+
+
+def changed(base: Path) -> bytes:
     expected = bytearray(base.read_bytes())
     for page in WRITTEN:
         expected[page * PAGE : page * PAGE + 4] = b"page" if page != 7 else bytes(4)
-    assert target.read_bytes() == expected
+    return bytes(expected)
+
+
+def capture_layer(pid: int, below: list[Path], target: Path, ready_bytes: int) -> None:
+    mapping = memory.find_mapping(pid, whole_of(below[0], below[1:]))
+    runs = coalesce(memory.dirty_runs(mapping))
+    file = memory.ReadyFile(target, ready_bytes)
+    memory.PageReader().pack(mapping, runs, file)
+    finish_layer(file.descriptor, PAGES * PAGE, runs)
+    file.close()
+
+
+@pytest.mark.parametrize("ready_pages", [0, 3, 8])
+def test_a_layer_holds_what_was_written_and_little_more(
+    base: Path, pid: int, tmp_path: Path, ready_pages: int
+) -> None:
+    layer = tmp_path / "ram.1"
+    capture_layer(pid, [base], layer, ready_pages * PAGE)
+    flat = tmp_path / "flat"
+    flatten(base, [layer], flat)
+    assert flat.read_bytes() == changed(base)
+    assert layer.stat().st_size < (len(WRITTEN) + 8) * PAGE
     assert base.stat().st_size == PAGES * PAGE
+
+
+def test_over_nothing_zeros_stay_holes(tmp_path: Path) -> None:
+    base = tmp_path / "zeros"
+    with base.open("wb") as file:
+        file.truncate(PAGES * PAGE)
+    child = subprocess.Popen(
+        [sys.executable, "-c", CHILD, str(base)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert child.stdin and child.stdout
+    assert child.stdout.readline() == b"ready\n"
+    target = tmp_path / "ram"
+    with target.open("xb") as file:
+        file.truncate(PAGES * PAGE)
+        mapping = memory.find_mapping(child.pid, whole_of(base, ()))
+        memory.PageReader().stream(mapping, memory.dirty_runs(mapping), file.fileno())
+    child.stdin.close()
+    child.stdout.close()
+    child.wait(10)
+    assert target.read_bytes() == changed(base)
+    assert target.stat().st_blocks * 512 <= len(WRITTEN) * memory.GRANULE
 
 
 def test_a_copy_keeps_the_holes(base: Path, tmp_path: Path) -> None:
     target = tmp_path / "copy"
-    memory.copy_sparse(base, target)
+    copy_sparse(base, target)
     assert target.read_bytes() == base.read_bytes()
     assert target.stat().st_blocks * 512 < 1 << 20
     with pytest.raises(FileExistsError):
-        memory.copy_sparse(base, target)
+        copy_sparse(base, target)
 
 
 def test_a_process_without_the_mapping_is_an_error(tmp_path: Path, base: Path) -> None:
+    whole = whole_of(base, ())
     with pytest.raises(AenvError, match="not mapped"):
-        memory.find_mapping(os.getpid(), base)
+        memory.find_mapping(os.getpid(), whole)
     gone = subprocess.Popen(["true"])
     gone.wait()
     with pytest.raises(SandboxDead):
-        memory.find_mapping(gone.pid, base)
+        memory.find_mapping(gone.pid, whole)
 
 
 def test_batches_fit_the_buffer_and_the_system_call() -> None:
@@ -109,8 +166,5 @@ def test_batches_fit_the_buffer_and_the_system_call() -> None:
     batches = list(memory._batches(runs))
     assert all(len(batch) <= memory.MAX_IOVECS for batch in batches)
     assert all(sum(run.length for run in batch) <= memory.BUFFER_BYTES for batch in batches)
-    merged: list[Run] = []
-    for batch in batches:
-        for run in batch:
-            memory._append(merged, run.offset, run.offset + run.length)
-    assert merged == runs
+    assert [run for batch in batches for run in batch][:3000] == runs[:3000]
+    assert sum(run.length for batch in batches for run in batch) == sum(run.length for run in runs)

@@ -12,15 +12,19 @@ from aenv_run.drivers import qemu_command
 from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu_command import Cpu
 from aenv_run.drivers.qemu_machine import clean_console
+from aenv_run.drivers.qemu_ram import PRELOADED_PATH, Handover
 from aenv_run.types import MachineSpec
 
 TCG = Cpu("tcg", 2_596_000)
 
 
-def command(*, internet: bool = False, memory_mib: int = 512, cpu: Cpu = TCG) -> list[str]:
+def command(
+    *, internet: bool = False, memory_mib: int = 512, cpu: Cpu = TCG, preloaded: bool = False
+) -> list[str]:
     spec = BootSpec(MachineSpec(memory_mib=memory_mib), (Path("/a,b/base"),), Path("/m"), internet=internet)
+    ram = Handover(PRELOADED_PATH if preloaded else Path("/r,share=on/ram"), preloaded)
     return qemu_command.common(
-        Path("qemu"), spec, spec.disk, cpu, Path("/r,share=on/ram"), Path("top"), "disk-001",
+        Path("qemu"), spec, spec.disk, cpu, ram, Path("top"), "disk-001",
         (qemu_command.network(internet),),
     )  # fmt: skip
 
@@ -35,6 +39,18 @@ def test_ram_is_private_and_its_file_can_never_change() -> None:
         "qom-type": "memory-backend-file", "id": "mem", "size": 512 << 20, "mem-path": "/r,share=on/ram",
         "share": False, "readonly": True, "rom": "off",
     }  # fmt: skip
+
+
+def test_free_pages_are_taken_back_only_where_the_base_is_guarded() -> None:
+    (memory,) = after(command(preloaded=True), "-object")
+    assert json.loads(memory)["mem-path"] == str(PRELOADED_PATH)
+    assert not PRELOADED_PATH.exists()
+    for preloaded in (True, False):
+        *_, balloon = after(command(preloaded=preloaded), "-device")
+        assert json.loads(balloon) == {
+            "driver": "virtio-balloon-device", "free-page-reporting": preloaded, "page-poison": False,
+        }  # fmt: skip
+    assert qemu_command.shape(reporting=True) != qemu_command.shape(reporting=False)
 
 
 def test_exactly_two_gib_does_not_boot_and_is_never_asked_for() -> None:

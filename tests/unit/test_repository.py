@@ -117,6 +117,38 @@ def test_commit_refuses_what_it_cannot_make_whole(repository: Repository, tmp_pa
     assert list(repository.store.list("")) == before
 
 
+def test_memory_of_a_child_is_what_stays_below_and_its_own(repository: Repository, tmp_path: Path) -> None:
+    base = repository.commit(capture(tmp_path, b"base", ram=b"r" * 1000), draft())
+    assert base.memory is not None
+    whole = capture(tmp_path, b"delta", ram=b"layer")
+    captured = Capture(
+        whole.directory,
+        whole.disk,
+        {"ram.1": whole.memory["ram"], "device_state": whole.memory["device_state"]},
+        whole.facts,
+        memory_below=("ram",),
+    )
+    below = draft(base, below=base.disk)
+    with pytest.raises(InvalidInput, match="draft lacks: ram"):
+        repository.commit(captured, below)
+    lost = Blob(digest=ZERO_DIGEST, size_bytes=1000)
+    with pytest.raises(CorruptData, match=ZERO_DIGEST):
+        repository.commit(captured, below.model_copy(update={"memory_below": {"ram": lost}}))
+    child = repository.commit(captured, below.model_copy(update={"memory_below": base.memory.files}))
+    assert child.memory is not None
+    assert set(child.memory.files) == {"ram", "ram.1", "device_state"}
+    assert child.memory.files["ram"] == base.memory.files["ram"]
+    assert child.memory.files["ram.1"].size_bytes == len(b"layer")
+    # The same state under other words adds no bytes.
+    blobs = len(list(repository.store.list("blobs/")))
+    again = Capture(tmp_path / "none", facts=whole.facts, memory_below=tuple(child.memory.files))
+    relabelled = draft(child, below=child.disk, other="label").model_copy(
+        update={"memory_below": child.memory.files}
+    )
+    assert repository.commit(again, relabelled).memory == child.memory
+    assert len(list(repository.store.list("blobs/"))) == blobs
+
+
 def test_commit_does_not_follow_links_of_a_capture(repository: Repository, tmp_path: Path) -> None:
     captured = capture(tmp_path, b"x")
     captured.disk[0].unlink()
