@@ -129,6 +129,7 @@ class HostedSandbox:
                 await to_the_end(self._held.undo(self.record, capture, limit_s))
                 raise
             await to_the_end(self._unwatch())  # what ends now did not die
+            await to_the_end(self._held.network.close())  # nobody reaches a port of it any more
             self._ending = asyncio.create_task(self._after_pause(), name=f"end the machine of {self.id}")
 
     async def freed(self) -> None:

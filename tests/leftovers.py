@@ -14,6 +14,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 # These end with pytest itself.
 OF_PYTEST = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 # So does this one, as a child of pytest's own: machines copied from it have the same command, but another parent.
+OF_OTHERS = ("qemu-system", "runsc", "aenv_run.node")
 OF_DRIVERS = "aenv_run.drivers.gvisor_template"
 
 
@@ -71,7 +72,8 @@ def others_work_here(session: str) -> bool:
         return True
     own = f"{MARKER}={session}".encode()
     return any(
-        own not in environ.split(b"\0") and (f"{MARKER}=".encode() in environ or command.startswith("qemu-system"))
+        own not in environ.split(b"\0")
+        and (f"{MARKER}=".encode() in environ or any(name in command for name in OF_OTHERS))
         for _, environ, command in _others()
     )
 

@@ -179,10 +179,11 @@ class Supervisor:
                 if descriptors:
                     os.set_inheritable(descriptors[0], False)
                     request["directory"] = f"/proc/1/fd/{descriptors[0]}"
-                connection.sendall(json.dumps(self._answer(request)).encode() + b"\n")
-            finally:
+                answer = json.dumps(self._answer(request)).encode() + b"\n"
+            finally:  # before the answer: whoever has it may unmount what was captured into
                 for descriptor in descriptors:
                     os.close(descriptor)
+            connection.sendall(answer)
 
     def _answer(self, request: Json) -> Json:
         try:

@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
@@ -213,9 +214,12 @@ async def world(*homes: Path) -> AsyncIterator[World]:
             (await loop.create_datagram_endpoint(lambda: server, sock=names))[0],
             (await loop.create_datagram_endpoint(UdpEcho, sock=echo))[0],
         ]
+        loop.set_default_executor(ThreadPoolExecutor())
         try:
             yield made
         finally:
+            # Threads that were made here stay on this host for ever: whoever comes next gets others.
+            loop.set_default_executor(ThreadPoolExecutor())
             for one in servers:
                 one.close()
             for transport in datagrams:

@@ -242,4 +242,4 @@ def test_a_cache_without_room(small_disk: Path, tmp_path: Path) -> None:
     with pytest.raises(NoSpace):
         BlobCache(tmp_path / "cache", repository).link(blob, small_disk / "layer")
     assert not (small_disk / "layer").exists()
-    assert not [path for path in (small_disk / "cache").rglob("*") if path.is_file()]
+    assert [path.name for path in (small_disk / "cache").rglob("*") if path.is_file()] in ([], ["use.lock"])

@@ -18,7 +18,7 @@ from aenv_run.errors import AenvError, CorruptData, Unsupported
 from aenv_run.ext4 import Ext4, Inode
 
 MANY = 700
-LONG_LINK = "/" + "x" * 300
+LONG_LINK = "/" + "x/" * 150 + "x"  # no part of it is longer than a name may be
 
 
 def make_tree(root: Path) -> Path:
