@@ -260,9 +260,9 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
         return await node.resume(node.find(sandbox_id), timeout_s=body.timeout_s, **settings)
 
     @app.post("/sandboxes/{sandbox_id}/reset", status_code=201)
-    async def reset(sandbox_id: str, body: ResetRequest) -> SandboxInfo:
+    async def reset(sandbox_id: str, body: ResetRequest, request: Request) -> SandboxInfo:
         node = await service.node()
-        return await node.reset(node.find(sandbox_id), body)
+        return await while_connected(request.receive, node.reset(node.find(sandbox_id), body))
 
     @app.post("/sandboxes/{sandbox_id}/fork", status_code=201)
     async def fork(sandbox_id: str, body: ForkRequest, request: Request) -> Response:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from aenv_run.cache_limit import trim
-from aenv_run.catalog import require_publishable
+from aenv_run.catalog import Resolved, require_publishable
 from aenv_run.errors import (
     AenvError,
     BootFailed,
@@ -27,7 +27,7 @@ from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.node_launch import Launcher
 from aenv_run.node_pools import Pools
 from aenv_run.node_reaper import Limits, Reaper
-from aenv_run.node_requests import check_environment, hooks_of
+from aenv_run.node_requests import again_of, check_environment, hooks_of
 from aenv_run.node_wire import (
     CreateRequest,
     ErrorBody,
@@ -91,8 +91,11 @@ class Node:
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
         snapshot, record = await self._launcher.plan(request, resolved)
+        return await self._start(request, snapshot, record)
+
+    async def _start(self, request: CreateRequest, snapshot: Snapshot, record: Record) -> SandboxInfo:
         if record.machine == snapshot.machine and request.hooks and not request.cold:
-            warm = self.pools.take(resolved.snapshot_id, record.driver)
+            warm = self.pools.take(record.snapshot_id, record.driver)
             if warm is not None and (claimed := await self._claim(warm, record)) is not None:
                 return claimed
         return self.info(await self._launch_new(request, record, snapshot))
@@ -142,32 +145,34 @@ class Node:
         return info
 
     async def remove_pool(self, reference: str) -> None:
-        """End a pool, by its snapshot's name or id."""
-        resolved = await asyncio.to_thread(self._tools.catalog.resolve, reference)
-        await self.pools.remove(resolved.snapshot_id)
+        """End a pool, by what it is listed as, or its snapshot's name or id."""
+        snapshot_id = self.pools.find(reference)
+        if snapshot_id is None:
+            snapshot_id = (await asyncio.to_thread(self._tools.catalog.resolve, reference)).snapshot_id
+        await self.pools.remove(snapshot_id)
         self.changed.set()
 
     async def reset(self, sandbox: HostedSandbox, request: ResetRequest) -> SandboxInfo:
-        """A new one of the snapshot that ``sandbox`` was started from, as it was asked for; it is killed."""
-        record = sandbox.record
-        again = CreateRequest(
-            snapshot=record.snapshot_id,
-            timeout_s=request.timeout_s,
-            on_timeout=record.on_timeout,
-            metadata=record.metadata,
-            env=record.env,
-            internet=record.policy.internet,
-            allow=record.policy.allow,
-            deny=record.policy.deny,
-            publish=record.publish,
-            max_seconds=record.max_seconds,
-        )
-        if record.publish:  # a path belongs to one sandbox
-            await self.kill(sandbox)
-            return await self.create(again)
-        fresh = await self.create(again)
-        self._begin(self.kill(sandbox), f"kill {sandbox.id}")
-        return fresh
+        """A new one, as ``sandbox`` was asked for; then ``sandbox`` is killed. Cancel or failure changes nothing.
+
+        A published port's path belongs to one sandbox: it is the new one's as soon as the old one is gone.
+        """
+        before = sandbox.record
+        again = again_of(before, request)
+        resolved = Resolved(snapshot_id=before.snapshot_id)
+        snapshot, record = await self._launcher.plan(again, resolved)
+        record = record.model_copy(update={"reference": before.reference})
+        fresh = self.find((await self._start(again, snapshot, record)).sandbox_id)
+        if not before.publish:
+            self._begin(self.kill(sandbox), f"kill {sandbox.id}")
+            return self.info(fresh)
+        await to_the_end(self.kill(sandbox))
+        try:
+            await to_the_end(fresh.publish(before.publish))
+        except BaseException:
+            await to_the_end(self.kill(fresh))
+            raise
+        return self.info(fresh)
 
     def infos(self) -> list[SandboxInfo]:
         """All, oldest first, without tokens."""

@@ -56,8 +56,12 @@ class Launcher:
         snapshot, record = await self.plan(CreateRequest(snapshot=snapshot_id), Resolved(snapshot_id=snapshot_id))
         _require_memory(snapshot, snapshot_id.short)
         sandbox = await self.make(record, snapshot, memory=True)
-        async with self._launches:
-            await sandbox.warm()
+        try:
+            async with self._launches:
+                await sandbox.warm()
+        except BaseException:  # also a cancel while it waits for its turn
+            await to_the_end(sandbox.discard())
+            raise
         return sandbox
 
     async def pool_settings(self, request: PoolRequest) -> PoolSettings:

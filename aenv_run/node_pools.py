@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -65,6 +65,7 @@ class Pools:
     def __init__(self, home: Home, make: Make) -> None:
         self._home, self._make = home, make
         self._pools: dict[SnapshotId, _Pool] = {}
+        self._changing = asyncio.Lock()  # one change of the settings at a time
         self._due = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
 
@@ -89,24 +90,37 @@ class Pools:
         """All, by reference."""
         return sorted((pool.info() for pool in self._pools.values()), key=lambda info: info.reference)
 
+    def find(self, reference: str) -> SnapshotId | None:
+        """The pool that is listed under ``reference``, also when the catalog has forgotten the name."""
+        for snapshot_id, pool in self._pools.items():
+            if reference in (pool.settings.reference, snapshot_id, snapshot_id.short):
+                return snapshot_id
+        return None
+
     async def set(self, settings: PoolSettings) -> PoolInfo:
-        """Make or change one. Durable: the next node has it too."""
-        pool = self._pools.setdefault(settings.snapshot_id, _Pool(settings))
-        pool.settings, pool.failures, pool.retry_at_s = settings, 0, 0.0
-        await asyncio.to_thread(self._write)
-        while len(pool.warm) > settings.high:
-            await self._drop(pool)
-        self._keep()
-        return pool.info()
+        """Make or change one, and fill it up. Durable first: if that fails, nothing has changed."""
+        async with self._changing:
+            kept = {snapshot_id: pool.settings for snapshot_id, pool in self._pools.items()}
+            await to_the_end(asyncio.to_thread(self._write, (kept | {settings.snapshot_id: settings}).values()))
+            pool = self._pools.setdefault(settings.snapshot_id, _Pool(settings))
+            pool.settings, pool.failures, pool.retry_at_s, pool.filling = settings, 0, 0.0, True
+            while len(pool.warm) > settings.high:
+                await self._drop(pool)
+            self._keep()
+            return pool.info()
 
     async def remove(self, snapshot_id: SnapshotId) -> None:
-        """End one and all that stand ready in it."""
-        pool = self._pools.pop(snapshot_id, None)
-        if pool is None:
-            raise NotFound(f"there is no pool of snapshot {snapshot_id.short}", fix="`aenv pool ls` shows them")
-        await asyncio.to_thread(self._write)
-        while pool.warm:
-            await self._drop(pool)
+        """End one and all that stand ready in it. Durable first: if that fails, it is there as before."""
+        async with self._changing:
+            if snapshot_id not in self._pools:
+                raise NotFound(
+                    f"there is no pool of snapshot {snapshot_id.short}", fix="`aenv pool ls` shows them"
+                )
+            kept = [pool.settings for other, pool in self._pools.items() if other != snapshot_id]
+            await to_the_end(asyncio.to_thread(self._write, kept))
+            pool = self._pools.pop(snapshot_id)
+            while pool.warm:
+                await self._drop(pool)
 
     def take(self, snapshot_id: SnapshotId, driver: DriverName) -> HostedSandbox | None:
         """The one that has stood ready the longest, now the caller's; None when there is none."""
@@ -136,7 +150,7 @@ class Pools:
 
     def _keep(self) -> None:
         self._due.set()
-        if self._keeper is None and self._pools:
+        if (self._keeper is None or self._keeper.done()) and self._pools:
             self._keeper = asyncio.create_task(self._fill_forever(), name="fill the pools")
 
     async def _fill_forever(self) -> None:
@@ -169,7 +183,7 @@ class Pools:
             return
         pool.failures, pool.problem = 0, ""
         if self._pools.get(snapshot_id) is not pool:  # removed meanwhile
-            await to_the_end(sandbox.discard())
+            await self._discard(pool, sandbox)
             return
         watcher = asyncio.create_task(self._watch(pool, sandbox), name=f"watch warm {sandbox.id}")
         pool.warm.append((sandbox, watcher))
@@ -180,21 +194,30 @@ class Pools:
         pool.warm = deque(entry for entry in pool.warm if entry[0] is not sandbox)
         log.warning("pool of %s: machine %s ended while it stood ready", pool.settings.reference, sandbox.id)
         self._due.set()
-        await to_the_end(sandbox.discard())
+        await self._discard(pool, sandbox)
 
     async def _drop(self, pool: _Pool) -> None:
         sandbox, watcher = pool.warm.pop()
         watcher.cancel()
+        await self._discard(pool, sandbox)
+
+    async def _discard(self, pool: _Pool, sandbox: HostedSandbox) -> None:
+        """What fails here must not keep the others from being filled or ended."""
         try:
             await to_the_end(sandbox.discard())
         except (AenvError, OSError) as error:
             log.error("pool of %s: %s could not be removed: %s", pool.settings.reference, sandbox.id, error)
 
-    def _write(self) -> None:
-        text = PoolsFile(pools=tuple(pool.settings for pool in self._pools.values())).model_dump_json(indent=1)
+    def _write(self, pools: Iterable[PoolSettings]) -> None:
+        text = PoolsFile(pools=tuple(pools)).model_dump_json(indent=1)
         temporary = self._home.pools.with_name(f".{self._home.pools.name}")
         with temporary.open("w") as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.rename(self._home.pools)
+        directory = os.open(self._home.pools.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)

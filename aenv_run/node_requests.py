@@ -13,7 +13,7 @@ from aenv_run.errors import InvalidInput
 from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
-from aenv_run.node_wire import CreateRequest, SnapshotRequest
+from aenv_run.node_wire import CreateRequest, ResetRequest, SnapshotRequest
 from aenv_run.sandbox_record import Record
 from aenv_run.sandbox_tools import Chosen
 from aenv_run.snapshot import Snapshot
@@ -47,16 +47,41 @@ def record_of(
         created_at_s=now_s,
         expires_at_s=now_s + request.timeout_s,
         on_timeout=request.on_timeout,
+        cold=request.cold,
+        with_hooks=request.hooks,
         access_token=secrets.token_urlsafe(32),
         machine_id=uuid.uuid4().hex,
         disk=(),
     )
 
 
+def again_of(record: Record, request: ResetRequest) -> CreateRequest:
+    """What the caller asked for when ``record`` was started, but its published ports, which it still has."""
+    return CreateRequest(
+        snapshot=record.snapshot_id,
+        timeout_s=request.timeout_s,
+        on_timeout=record.on_timeout,
+        metadata=record.metadata,
+        env=record.env,
+        cold=record.cold,
+        hooks=record.with_hooks,
+        internet=record.policy.internet,
+        allow=record.policy.allow,
+        deny=record.policy.deny,
+        max_seconds=record.max_seconds,
+        memory_mib=record.machine.memory_mib,
+        cpus=record.machine.cpus,
+    )
+
+
 def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
     """The snapshot's machine, with another size if one is asked for: memory images are bound to theirs."""
     wanted = {"memory_mib": request.memory_mib, "cpus": request.cpus}
-    changes = {name: value for name, value in wanted.items() if value is not None}
+    changes = {
+        name: value
+        for name, value in wanted.items()
+        if value is not None and value != getattr(snapshot.machine, name)
+    }
     if not changes:
         return snapshot.machine
     if snapshot.memory is not None and not request.cold:

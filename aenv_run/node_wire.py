@@ -21,6 +21,8 @@ from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 #: A day. A sandbox that should live longer is paused, or asks again.
 MAX_TIMEOUT_S = 24 * 3600
 MAX_FORK = 64
+#: A year of having a machine.
+MAX_EPISODE_S = 366 * 24 * 3600
 #: Machines that stand ready of one snapshot.
 MAX_POOL = 64
 
@@ -65,7 +67,9 @@ class CreateRequest(Model):
     allow: tuple[str, ...] = Field((), description="CIDRs and domains: then nothing else")
     deny: tuple[str, ...] = Field((), description="CIDRs and domains, stronger than allow")
     publish: tuple[PublishedPort, ...] = Field((), max_length=64)
-    max_seconds: float | None = Field(None, gt=0, description="wall clock of the episode")
+    max_seconds: float | None = Field(
+        None, gt=0, le=MAX_EPISODE_S, allow_inf_nan=False, description="wall clock of the episode"
+    )
     memory_mib: int | None = Field(None, description="another size than the snapshot's; cold starts only")
     cpus: int | None = Field(None, description="another number than the snapshot's; cold starts only")
 
@@ -134,7 +138,7 @@ class PoolSettings(Model):
 
     snapshot_id: SnapshotId
     reference: str = Field(max_length=256)
-    low: int = Field(1, ge=0, le=MAX_POOL)
+    low: int = Field(1, ge=1, le=MAX_POOL)
     high: int = Field(1, ge=1, le=MAX_POOL)
 
     @model_validator(mode="after")
@@ -170,7 +174,7 @@ class PoolRequest(Model):
     """Keep machines of ``snapshot`` ready."""
 
     snapshot: str = Field(min_length=1, max_length=256)
-    low: int = Field(1, ge=0, le=MAX_POOL)
+    low: int = Field(1, ge=1, le=MAX_POOL)
     high: int = Field(1, ge=1, le=MAX_POOL)
 
 

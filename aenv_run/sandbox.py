@@ -17,6 +17,7 @@ from aenv_run.errors import AenvError, NotFound
 from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
 from aenv_run.network import NetworkPolicy, SlotId
+from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_files import adopt, child_record, commit, in_thread, known_blobs, to_the_end
 from aenv_run.sandbox_hooks import Start
 from aenv_run.sandbox_machine import SandboxMachine
@@ -106,6 +107,13 @@ class HostedSandbox:
         except BaseException:
             await to_the_end(self.discard())
             raise
+
+    async def publish(self, ports: tuple[PublishedPort, ...]) -> None:
+        """Bring ports of a running sandbox to unix sockets, from now on and after every resume."""
+        async with self._tracked(), self._lock:
+            machine, _ = self._held.live(self.record)
+            await self._held.network.publish(ports, machine.endpoint.host)
+            await self._update(publish=ports)
 
     async def ended(self) -> None:
         """Return when its machine is dead; for one that nobody was given yet."""

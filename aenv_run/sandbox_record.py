@@ -88,6 +88,8 @@ class Record(Model):
     time_over_at_s: float | None = Field(None, description="when they end, while it has a machine")
     ended_by: Literal["", "time_over"] = ""
     parent: SandboxId | None = None
+    cold: bool = Field(False, description="asked for: boot from the disk, whatever memory there is")
+    with_hooks: bool = Field(True, description="asked for: run the hooks at the start")
     access_token: str
     machine_id: str
     address: Address | None = None

@@ -108,6 +108,14 @@ def run(argv: list[str] | None = None) -> int:
         if os.environ.get("AENV_DEBUG"):
             raise
         return report(error)
+    except ValueError as error:
+        from pydantic import ValidationError
+
+        if not isinstance(error, ValidationError):
+            raise
+        first = error.errors()[0]  # of a request that was made of the options
+        where = ".".join(str(part) for part in first["loc"])
+        return report(InvalidInput(f"{where}: {first['msg']}" if where else first["msg"]))
     except (click.Abort, KeyboardInterrupt):
         return report(Interrupted("interrupted"))
     except BrokenPipeError:

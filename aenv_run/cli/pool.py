@@ -10,7 +10,7 @@ from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import MAX_POOL, PoolRequest
 from aenv_run.printable import printable
 
-count = click.IntRange(0, MAX_POOL)
+count = click.IntRange(1, MAX_POOL)
 
 
 @click.group()

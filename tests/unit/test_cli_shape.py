@@ -232,3 +232,10 @@ def test_sizes() -> None:
     for wrong in ("", "0", "-1", "1GB", "1.5GiB", "x"):
         with pytest.raises(InvalidInput):
             parse_size(wrong)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "1e300"])
+def test_a_number_that_cannot_be_is_invalid_input(seconds: str, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run(["start", "tiny", "--max-seconds", seconds]) == InvalidInput.exit_code
+    said = capfd.readouterr().err
+    assert "max" in said and "Traceback" not in said

@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+from pydantic import ValidationError
 
-from aenv_run.errors import HookFailed, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import BootFailed, HookFailed, InvalidInput, NotFound, Unsupported
 from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State
 from aenv_run.node_core import Node
-from aenv_run.node_wire import PoolInfo, PoolRequest, ResetRequest, SnapshotRequest
+from aenv_run.node_wire import PoolInfo, PoolRequest, PoolsFile, ResetRequest, SnapshotRequest
 from aenv_run.types import Name
 from tests.unit.node_site import Site, launch, until
 
@@ -174,6 +175,8 @@ async def test_smaller_and_gone(node: Node, site: Site) -> None:
 async def test_refusals(node: Node) -> None:
     with pytest.raises(InvalidInput, match="above high"):
         await node.set_pool(PoolRequest(snapshot="tiny", low=3, high=2))
+    with pytest.raises(ValidationError):
+        PoolRequest(snapshot="tiny", low=0, high=2)
     with pytest.raises(NotFound):
         await node.set_pool(PoolRequest(snapshot="nonesuch"))
     sandbox = await launch(node)
@@ -204,3 +207,81 @@ async def test_reset_begins_again_with_the_same_settings(node: Node, site: Site,
         assert the_pool(node).taken == 2
         await node.remove_pool("tiny")
     await node.kill(after)
+
+
+async def test_reset_keeps_the_size_the_cold_start_and_the_name(node: Node, site: Site) -> None:
+    before = await launch(node, cold=True, memory_mib=1024, cpus=2, hooks=False)
+    info = await node.reset(before, ResetRequest(timeout_s=100))
+    await node.settled()
+    record = node.find(info.sandbox_id).record
+    assert (record.machine.memory_mib, record.machine.cpus, record.cold) == (1024, 2, True)
+    assert not record.with_hooks and info.origin == "booted" and info.reference == "tiny:1"
+
+
+async def test_a_reset_that_fails_or_is_cancelled_changes_nothing(node: Node, site: Site) -> None:
+    before = await launch(node)
+    site.engine.fail_launches.add(1)
+    with pytest.raises(BootFailed):
+        await node.reset(before, ResetRequest(timeout_s=100))
+    site.engine.hold_launches.add(2)
+    resetting = asyncio.create_task(node.reset(before, ResetRequest(timeout_s=100)))
+    await until(lambda: len(site.directories()) == 2)
+    resetting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await resetting
+    await node.settled()
+    assert [one.sandbox_id for one in node.infos()] == [before.id] and len(site.engine.machines) == 1
+    assert node.info(before).state is State.RUNNING
+
+
+async def test_changes_at_once_all_count(node: Node, site: Site) -> None:
+    await asyncio.gather(*(node.set_pool(PoolRequest(snapshot="tiny", low=1, high=1 + n)) for n in range(5)))
+    kept = PoolsFile.model_validate_json(site.home.pools.read_bytes()).pools
+    assert len(kept) == 1 and kept[0].high == the_pool(node).high
+    await filled(node, kept[0].high)
+
+
+async def test_what_cannot_be_written_down_has_not_happened(node: Node, site: Site) -> None:
+    await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=2))
+    await filled(node, 2)
+    blocker = site.home.pools.with_name(f".{site.home.pools.name}")
+    blocker.mkdir()  # in the place of the temporary file
+    with pytest.raises(OSError):
+        await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=3))
+    with pytest.raises(OSError):
+        await node.remove_pool("tiny")
+    assert (the_pool(node).high, the_pool(node).ready) == (2, 2)
+    blocker.rmdir()
+    await node.remove_pool("tiny")
+    assert site.clean()
+
+
+async def test_a_pool_is_found_when_its_name_is_gone(node: Node, site: Site) -> None:
+    await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=1))
+    await filled(node, 1)
+    site.tools.catalog.remove(Name("tiny"))
+    await node.remove_pool("tiny:1")
+    assert site.clean()
+
+
+async def test_a_larger_pool_is_filled_at_once(node: Node) -> None:
+    await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=1))
+    await filled(node, 1)
+    await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=3))
+    await filled(node, 3)
+
+
+async def test_a_node_that_ends_while_a_machine_waits_for_its_turn_leaves_nothing(site: Site) -> None:
+    node = Node(site.home, site.tools, launches_at_once=1)
+    await node.reconcile()
+    site.engine.hold_launches.add(0)
+    busy = asyncio.create_task(launch(node))
+    await until(lambda: len(site.directories()) == 1)
+    await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=1))
+    await until(lambda: len(site.directories()) == 2)
+    await node.close()
+    assert len(site.directories()) == 1
+    busy.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await busy
+    assert site.clean()
