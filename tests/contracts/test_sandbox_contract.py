@@ -395,12 +395,13 @@ async def test_a_background_child_does_not_hold_the_call(shared: AsyncSandbox) -
     await shared.commands.run(["/bin/busybox", "pkill", "-f", "sleep 4712"])
 
 
-async def test_a_thousand_orphans_leave_no_zombie(shared: AsyncSandbox) -> None:
-    script = "i=0; while [ $i -lt 1000 ]; do (true &); i=$((i+1)); done"
+async def test_a_thousand_orphans_leave_no_zombie(shared: AsyncSandbox, seed: Seed) -> None:
+    count = 1000 if seed.limited else 100  # the levels of gVisor share their kernel
+    script = f"i=0; while [ $i -lt {count} ]; do (true &); i=$((i+1)); done"
     assert (await shared.commands.run(script, timeout=300)).exit_code == 0
-    count = "busybox grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l"
+    zombies = "busybox grep -l '^State:.Z' /proc/[0-9]*/status 2>/dev/null | wc -l; true"
     deadline = time.monotonic() + 60
-    while int(await output(shared, f"{count}; true")):
+    while int(await output(shared, zombies)):
         assert time.monotonic() < deadline, "zombies stay"
         await asyncio.sleep(0.2)
 

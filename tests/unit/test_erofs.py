@@ -143,7 +143,7 @@ async def test_a_damaged_file_system_is_an_error_of_ours(raw: Path, tmp_path: Pa
         places += [extent.physical * source.block_bytes for inode in used for extent in source.extents(inode)]
         table = source._table(0) * source.block_bytes
     failed = 0
-    for _ in range(300):
+    for _ in range(60):
         bad = bytearray(whole)
         for _ in range(3):
             at = numbers.choice([*places, table + numbers.randrange(40 * 256), 4096 + numbers.randrange(64)])
@@ -157,7 +157,7 @@ async def test_a_damaged_file_system_is_an_error_of_ours(raw: Path, tmp_path: Pa
         except AenvError as error:
             assert isinstance(error, CorruptData | Unsupported)
             failed += 1
-    assert failed > 50
+    assert failed > 10
 
 
 def test_a_directory_that_gvisor_would_misread_is_refused(tmp_path: Path) -> None:
