@@ -62,6 +62,8 @@ def error_of(answer: Json) -> AenvError:
             return CorruptData(message, fix="restore the disk from another snapshot, or build it again")
         case "unreachable":
             return SandboxDead(message)
+        case "dead":
+            return SandboxDead(f"the sandbox is dead: {message}")
         case "busy":
             return Conflict(message, fix="detach the guest (Guest.detach) and capture again")
         case "checkpoint":

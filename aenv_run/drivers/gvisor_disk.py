@@ -6,7 +6,9 @@ Standard library only: part of the supervisor.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
+import threading
 from pathlib import Path
 
 from aenv_run import disk_mount
@@ -16,6 +18,12 @@ from aenv_run.drivers.gvisor_start import IMAGE, STORAGE_LOG, Storage
 
 ROOT = "root"
 START_S, CHECK_S = 60.0, 600.0
+#: Less free space than this after a lost write means that the host's disk is full.
+NEARLY_FULL_BYTES = 16 << 20
+
+
+class LostWritesError(DiskError):
+    """The host could not keep what the guest wrote; its file system cannot be trusted, nor written, any more."""
 
 
 class MountedDisk:
@@ -29,6 +37,11 @@ class MountedDisk:
         """Return when the storage daemon's export is there."""
         self._children = children
         self.top, self.pid = top, storage.pid
+        #: Why the disk is lost; empty as long as it is not.
+        self.lost = ""
+        self._root = -1
+        self._complaints: tuple[str, ...] = ()
+        self._syncing = threading.Lock()
         self._storage = disk_mount.StorageDaemon(socket.socket(fileno=storage.monitor))
         try:
             self._storage.greet(START_S)
@@ -44,6 +57,9 @@ class MountedDisk:
         disk_mount.mount_image(IMAGE, ROOT)
         if keep:
             disk_mount.prepare_root(ROOT, keep)
+        # Open from here to the end: the kernel tells every descriptor of the writes lost since it was opened.
+        self._root = os.open(ROOT, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._complaints = disk_mount.complaints(self._root)
 
     def _check(self) -> None:
         """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, look at all of it."""
@@ -55,8 +71,26 @@ class MountedDisk:
                 raise DiskError(message, corrupt=True)
 
     def sync(self) -> None:
-        """Flush what the guest wrote."""
-        disk_mount.sync(ROOT)
+        """Flush what the guest wrote; LostWritesError, from then on at every call, when some of it is lost.
+
+        The export and the loop device pass the host's error on, and the file system gives up what it could not
+        write. So nothing may be captured any more.
+        """
+        with self._syncing:  # the kernel tells it once, and whoever asks next must know too
+            if not self.lost:
+                try:
+                    disk_mount.sync(self._root)
+                except DiskError as error:
+                    self.lost = f"what it wrote to its disk was lost: {_host_disk()} ({error})"
+            if self.lost:
+                raise LostWritesError(self.lost)
+
+    def look(self) -> None:
+        """As ``sync``, but flush only if the kernel complained since the last look: a guest can cause that too."""
+        complaints = disk_mount.complaints(self._root)
+        if complaints != self._complaints:
+            self._complaints = complaints
+            self.sync()
 
     def add(self, node: dict[str, JsonValue]) -> None:
         """Open the overlay that is to be the next one."""
@@ -72,6 +106,12 @@ class MountedDisk:
         """Undo ``add``."""
         with contextlib.suppress(DiskError):
             self._storage.execute("blockdev-del", {"node-name": node["node-name"]})
+
+
+def _host_disk() -> str:
+    found = os.statvfs(".")
+    full = found.f_bavail * found.f_frsize < NEARLY_FULL_BYTES
+    return "the host's disk is full" if full else "the host's disk was full, or it fails"
 
 
 def said() -> str:

@@ -137,6 +137,10 @@ class GvisorMachine:
         task = asyncio.ensure_future(self._capture(directory, memory, keep_running))
         try:
             return await asyncio.shield(task)
+        except SandboxDead as error:
+            if not (reason := self._told()):
+                raise
+            raise SandboxDead(f"the machine in {self._directory} is dead: {reason}") from error
         except asyncio.CancelledError:
             while not task.done():
                 with contextlib.suppress(asyncio.CancelledError):
@@ -182,10 +186,14 @@ class GvisorMachine:
     def _reason(self) -> str:
         if self._exit is not None:
             return self._exit.reason
+        return self._told() or "its process ended"
+
+    def _told(self) -> str:
+        """The reason that the supervisor left at its end; empty until then."""
         try:
             return str(json.loads((self._directory / EXIT).read_bytes())["reason"])
         except (OSError, ValueError, KeyError, TypeError):
-            return "its process ended"
+            return ""
 
     async def console(self) -> str:
         """The last console output, at most 64 KiB, control characters removed."""

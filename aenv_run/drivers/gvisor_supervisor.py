@@ -19,7 +19,7 @@ from aenv_run import disk_mount
 from aenv_run.disk_mount import DiskError, JsonValue
 from aenv_run.drivers import gvisor_disk, gvisor_sentry, gvisor_slot
 from aenv_run.drivers.gvisor_children import Children
-from aenv_run.drivers.gvisor_disk import MountedDisk
+from aenv_run.drivers.gvisor_disk import LostWritesError, MountedDisk
 from aenv_run.drivers.gvisor_forward import Forwarder
 from aenv_run.drivers.gvisor_gate import Gate, GateError
 from aenv_run.drivers.gvisor_start import Storage
@@ -36,6 +36,8 @@ NET_SYSCTL = "/proc/sys/net"
 CONTAINER = "aenv"
 SENTRY_SOCKET = f"{STATE}/runsc-{CONTAINER}.sock"
 CONSOLE_LIMIT_BYTES = 1 << 20
+#: Written at the start, so that the reason of the end has its place on a disk that is full then.
+EXIT_BYTES = 4096
 REQUEST_BYTES = 65536
 START_S, CHECKPOINT_S, CALL_S, DRAIN_S = 60.0, 600.0, 60.0, 10.0
 
@@ -77,6 +79,7 @@ class Supervisor:
     def start(self) -> Json:
         """Bring the machine up; what the driver must know of it."""
         self._mounts()
+        Path(EXIT).write_bytes(b" " * EXIT_BYTES)
         if self._storage is not None:
             self._disk = MountedDisk(self._children, self._storage, self._plan.top)
         self._children.start_reaping()
@@ -153,13 +156,22 @@ class Supervisor:
         self._reason = self._reason or reason
         self.ended.set()
 
+    def _end_if_lost(self) -> None:
+        if self._disk is not None and self._disk.lost:
+            self._over(self._disk.lost)
+
     def stay(self) -> None:
         """Return when the machine is over. Until then a guest cannot fill the host's disk by its console."""
         while not self.ended.wait(1.0):
             with contextlib.suppress(OSError):
                 if Path(CONSOLE).stat().st_size > CONSOLE_LIMIT_BYTES:
                     os.truncate(CONSOLE, 0)
-        Path(EXIT).write_text(json.dumps({"reason": self._reason}))
+            if self._disk is not None:
+                with contextlib.suppress(DiskError):
+                    self._disk.look()
+                self._end_if_lost()
+        with Path(EXIT).open("r+b") as file:
+            file.write(json.dumps({"reason": self._reason}).encode())
 
     # -- requests ------------------------------------------------------------------------------------------
 
@@ -183,7 +195,10 @@ class Supervisor:
             finally:  # before the answer: whoever has it may unmount what was captured into
                 for descriptor in descriptors:
                     os.close(descriptor)
-            connection.sendall(answer)
+            try:
+                connection.sendall(answer)
+            finally:  # not before: all of this process ends with it
+                self._end_if_lost()
 
     def _answer(self, request: Json) -> Json:
         try:
@@ -197,6 +212,8 @@ class Supervisor:
             return {"error": str(error), "kind": error.kind, "deleted": deleted}
         except gvisor_sentry.NotDisconnectedError as error:
             return {"error": str(error), "kind": "busy" if error.answered else "unreachable"}
+        except LostWritesError as error:
+            return {"error": str(error), "kind": "dead"}
         except (DiskError, GateError, OSError) as error:
             return {"error": str(error), "kind": "failed"}
 

@@ -34,6 +34,7 @@ from tests.contracts.machines import (
     processes_in,
     sh,
 )
+from tests.small_file_system import small_file_system
 
 SUBNET = "10.213.77"
 NUMBERS = itertools.count()
@@ -229,6 +230,46 @@ async def test_too_many_processes_end_the_sandbox_and_it_says_so(gvisor: Bench) 
             await sh(machine, "i=0; while [ $i -lt 400 ]; do sleep 600 & i=$((i+1)); done; sleep 60")
         assert "too many processes" in (await asyncio.wait_for(waiting, 30)).reason
     await no_traces(spec.directory)
+
+
+@contextlib.asynccontextmanager
+async def on_a_full_disk(gvisor: Bench, place: Path) -> AsyncIterator[tuple[Machine, Path]]:
+    """A machine that wrote more than its host had room for, and the file that takes the room."""
+    with small_file_system(place, 24 << 20) as small:
+        spec = dataclasses.replace(gvisor.restored(), directory=small / "machine")
+        spec.directory.mkdir()
+        async with gvisor.running(spec) as machine:
+            await sh(machine, "sync")
+            with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
+                while filler.write(bytes(4096)):
+                    pass
+            with contextlib.suppress(SandboxDead):  # as soon as it is noticed
+                await sh(machine, "dd if=/dev/zero of=/big bs=1M count=20; sync; true")
+            yield machine, small / "filler"
+        await no_traces(spec.directory)
+
+
+async def test_a_full_disk_of_the_host_ends_the_sandbox_and_it_says_so(gvisor: Bench, tmp_path: Path) -> None:
+    async with on_a_full_disk(gvisor, tmp_path / "small") as (machine, _):
+        assert "the host's disk is full" in (await asyncio.wait_for(machine.wait(), 30)).reason
+        assert await machine.state() is MachineState.DEAD
+        with pytest.raises(SandboxDead, match="the host's disk is full"):
+            await machine.capture(gvisor.capture_directory(), memory=True)
+    async with gvisor.child() as another:  # what was sealed is intact
+        assert await sh(another, "cat /seed") == "seed"
+
+
+@pytest.mark.parametrize("memory", [False, True])
+async def test_nothing_is_captured_without_what_the_host_could_not_keep(
+    gvisor: Bench, tmp_path: Path, memory: bool
+) -> None:
+    async with on_a_full_disk(gvisor, tmp_path / "small") as (machine, filler):
+        filler.unlink()  # room again does not bring it back
+        directory = gvisor.capture_directory()
+        with pytest.raises(SandboxDead, match="what it wrote to its disk was lost"):
+            await machine.capture(directory, memory=memory)
+        assert not directory.exists()
+        assert "what it wrote to its disk was lost" in (await asyncio.wait_for(machine.wait(), 30)).reason
 
 
 async def test_killed_while_it_writes_nothing_is_left(gvisor: Bench) -> None:
