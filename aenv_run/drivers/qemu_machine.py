@@ -25,6 +25,8 @@ LOG = "engine.log"
 DEVICE_STATE_IN = "device_state.in"
 READY, FAILED = "aenv-ready", "aenv-init: FAILED"
 POLL_S = 0.02
+#: QEMU stops a machine at a write that the host's disk has no room for; it never lets it go on by itself.
+NO_ROOM_STATE, NO_ROOM_RETRY_S = "io-error", 1.0
 #: Run states of a machine that will not run again.
 DEAD_STATES = {
     "shutdown": "the guest shut down or rebooted",
@@ -122,6 +124,7 @@ class QemuMachine:
         self._directory, self._record, self._child, self._qmp = directory, record, child, qmp
         self._console = b""
         self._exit: MachineExit | None = None
+        self._held = False  # by a caller, or for a capture
         self._capturer = Capturer(
             directory=directory,
             pid=record.pid,
@@ -185,7 +188,7 @@ class QemuMachine:
     async def state(self) -> MachineState:
         """What QEMU itself says; a guest that shut down or panicked is DEAD although its process is there.
 
-        A write that the host's disk had no room for stops the machine: PAUSED, and ``resume`` tries it again.
+        A write that the host's disk had no room for stops the machine: PAUSED, and tried again every second.
         """
         if self._exit is not None or not self._child.alive or self._qmp.closed.is_set():
             return MachineState.DEAD
@@ -205,16 +208,28 @@ class QemuMachine:
 
     async def pause(self) -> None:
         """Stop the virtual CPUs. Idempotent."""
+        self._held = True
         if await self._alive_state() is MachineState.RUNNING:
             await self._qmp.execute("stop")
 
     async def resume(self) -> None:
         """Let them run again. Idempotent."""
+        self._held = False
         if await self._alive_state() is MachineState.PAUSED:
             await self._qmp.execute("cont")
 
     async def capture(self, directory: Path, *, memory: bool, keep_running: bool = True) -> Capture:
         """See the protocol. Never abandoned half-way: a cancellation is delivered when it has ended."""
+        was_held, self._held = self._held, True
+        try:
+            capture = await self._capture(directory, memory=memory, keep_running=keep_running)
+        except BaseException:
+            self._held = was_held
+            raise
+        self._held = was_held or not keep_running
+        return capture
+
+    async def _capture(self, directory: Path, *, memory: bool, keep_running: bool) -> Capture:
         was_running = await self._alive_state() is MachineState.RUNNING
         task = asyncio.ensure_future(
             self._capturer.capture(directory, memory=memory, was_running=was_running, keep_running=keep_running)
@@ -238,7 +253,7 @@ class QemuMachine:
         return self._exit
 
     async def _watch(self) -> None:
-        """End the engine of a guest that shut down or panicked.
+        """End the engine of a guest that shut down or panicked; let one go on that the host had no room for.
 
         It stays, stopped, so that its console can be read here; but its daemon's connections stay open too, and
         whoever waits for a command in it would wait for ever.
@@ -249,17 +264,28 @@ class QemuMachine:
                 self._qmp.changed.clear()
                 if await self.state() is MachineState.DEAD:
                     break
+                retry_s = NO_ROOM_RETRY_S if await self._has_no_room() else None
                 changed = asyncio.create_task(self._qmp.changed.wait())
                 try:
-                    await asyncio.wait([ended, changed], return_when=asyncio.FIRST_COMPLETED)
+                    done, _ = await asyncio.wait(
+                        [ended, changed], timeout=retry_s, return_when=asyncio.FIRST_COMPLETED
+                    )
                 finally:
                     changed.cancel()
+                if not done and await self._has_no_room() and not self._held:
+                    with contextlib.suppress(SandboxDead, QmpError):
+                        await self._qmp.execute("cont")  # it repeats the write, and stops again if that fails
         finally:
             ended.cancel()
         if self._exit is None:
             reason, console = await self._reason(), await self.console()
             self._exit = self._exit or MachineExit(reason, console)
         await self._end()
+
+    async def _has_no_room(self) -> bool:
+        with contextlib.suppress(SandboxDead, QmpError):
+            return await self._qmp.status() == NO_ROOM_STATE
+        return False
 
     async def _reason(self) -> str:
         if self._exit is not None:
