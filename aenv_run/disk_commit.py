@@ -5,7 +5,6 @@ Needs neither root nor a mount: a plain copy of the disk that it started with, d
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 import stat
@@ -20,6 +19,7 @@ from aenv_run.erofs import Node
 from aenv_run.errors import AenvError, CorruptData, NoSpace
 from aenv_run.ext4 import Ext4
 from aenv_run.memory_files import copy_sparse, data_ranges
+from aenv_run.threads import in_thread
 
 COMMIT_TIMEOUT_S = 900.0
 BLOCK_BYTES, READ_BYTES = 4096, 16 << 20
@@ -57,24 +57,24 @@ async def make_layer(pack: Path, shown: Disk, target: Path) -> None:
     Scratch is beside ``pack`` and removed. The layer is compared with what was told before it counts.
     """
     scratch = pack.with_name(pack.name + ".scratch")
-    await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)  # of a process that was killed
+    await in_thread(shutil.rmtree, scratch, ignore_errors=True)  # of a process that was killed
     scratch.mkdir()
     try:
         work = scratch / "work"
-        await asyncio.to_thread(copy_sparse, shown.metadata, work)
-        root, script = await asyncio.to_thread(_script, pack, work, scratch, shown.keep)
+        await in_thread(copy_sparse, shown.metadata, work)
+        root, script = await in_thread(_script, pack, work, scratch, shown.keep)
         done = await process.check(
             [disk.program("debugfs"), "-w", "-f", "-", str(work)],
             what="cannot write the sandbox's files into a disk image",
             stdin=script.encode(errors="surrogateescape"), timeout_s=COMMIT_TIMEOUT_S, limit_bytes=1 << 30,
         )  # fmt: skip
         await _check(work, root, done.stderr.decode(errors="replace"))
-        changed = await asyncio.to_thread(_changed, work, shown.metadata, root)
+        changed = await in_thread(_changed, work, shown.metadata, root)
         made = scratch / "layer.qcow2"
         await _write_layer(made, work, changed, shown)
         made.rename(target)
     finally:
-        await asyncio.to_thread(shutil.rmtree, scratch, ignore_errors=True)
+        await in_thread(shutil.rmtree, scratch, ignore_errors=True)
 
 
 async def save_metadata(raw: Path, target: Path) -> None:
@@ -120,7 +120,7 @@ async def _check(raw: Path, root: Packed, said: str) -> None:
         with Ext4(raw) as opened:
             return _difference(root, erofs.read_tree(opened).root)
 
-    if different := await asyncio.to_thread(compare):
+    if different := await in_thread(compare):
         raise AenvError(f"the sandbox's disk could not be written as it is: {different}; {said[-500:]}")
     await replay(raw)
 

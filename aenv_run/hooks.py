@@ -44,7 +44,7 @@ class Hook(Model):
     def of(cls, words: str | Sequence[str], *, shell: str = "sh", user: str | None = None) -> Self:
         """Text for the shell with ``-ec``, a list as it is; ``InvalidInput`` says what is wrong with it."""
         command = (shell, "-ec", words) if isinstance(words, str) else tuple(words)
-        if not command:
+        if not command or (isinstance(words, str) and not words.strip()):
             raise InvalidInput("a hook without any word does nothing", fix="write the command, or leave it out")
         try:
             return cls(command=command, user=user)

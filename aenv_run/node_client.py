@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote
@@ -50,6 +50,7 @@ CALL_TIMEOUT_S = 3600.0
 HEALTH_TIMEOUT_S = 15.0
 #: Far less than the node waits until it is idle.
 TRUST_S = 2.0
+NODE_MODULE = "aenv_run.node"
 JSON_BODY = {"Content-Type": "application/json"}
 SETTINGS = (GUEST_VARIABLE, "AENV_DRIVER")
 #: When the node of a home, with these settings of ours, was last asked.
@@ -82,19 +83,33 @@ class NodeClient:
         return await self._call("GET", "/driver", None, DriverReply)
 
     async def shutdown(self, *, kill: bool = False) -> bool:
-        """End the node and wait until it is gone; False when there was none."""
+        """End the node and wait until its process is gone, with all it had open; False when there was none."""
+        from aenv_run.process import Watch
+
+        pid = 0
+        with suppress(ProtocolError):  # one of another version: it can be stopped all the same
+            pid = health.pid if (health := await self.health()) is not None else 0
+        process = Watch(pid, NODE_MODULE)
         try:
             await self._send("POST", "/shutdown", ShutdownRequest(kill=kill), timeout_s=CALL_TIMEOUT_S)
+            deadline_s = time.monotonic() + START_TIMEOUT_S
+            lock = FileLock(self.home.locks / "node.lock")
+            while not lock.acquire():
+                if time.monotonic() > deadline_s:
+                    raise self._still_runs()
+                await asyncio.sleep(0.02)
+            lock.release()
+            # It lets go of the lock before its threads and files are gone.
+            if not await process.ended_within(max(0.0, deadline_s - time.monotonic())):
+                raise self._still_runs()
         except _Absent:
             return False
-        lock = FileLock(self.home.locks / "node.lock")
-        deadline_s = time.monotonic() + START_TIMEOUT_S
-        while not lock.acquire():
-            if time.monotonic() > deadline_s:
-                raise NodeUnavailable("the node was told to end and still runs", fix=f"see {self.home.node_log}")
-            await asyncio.sleep(0.02)
-        lock.release()
+        finally:
+            process.close()
         return True
+
+    def _still_runs(self) -> NodeUnavailable:
+        return NodeUnavailable("the node was told to end and still runs", fix=f"see {self.home.node_log}")
 
     async def ensure_started(self) -> None:
         """Return when a node serves; of many callers one starts it."""
@@ -297,7 +312,7 @@ class NodeClient:
         from aenv_run.process import spawn
 
         repository = repository_directory(None, self.home)  # absolute: the node's own directory is /
-        argv = [sys.executable, "-m", "aenv_run.node", "--home", str(self.home.root)]
+        argv = [sys.executable, "-m", NODE_MODULE, "--home", str(self.home.root)]
         argv += ["--repository", str(repository), *_options()]
         child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=self._environment())
         while time.monotonic() < deadline_s:

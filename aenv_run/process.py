@@ -138,6 +138,37 @@ class Child:
             self.popen.wait()
 
 
+class Watch:
+    """The process ``pid``, if ``word`` is in its command line: a pid may by now, or elsewhere, be another's.
+
+    By a pidfd, which never means another process. ``close`` always.
+    """
+
+    def __init__(self, pid: int, word: str) -> None:
+        self._descriptor: int | None = None
+        with contextlib.suppress(OSError, OverflowError):
+            self._descriptor = os.pidfd_open(pid)
+            if word.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+                self.close()
+
+    async def ended_within(self, timeout_s: float) -> bool:
+        """Whether it has ended, waiting for that as long; what is not there has."""
+        if self._descriptor is None:
+            return True
+        try:
+            async with asyncio.timeout(timeout_s):
+                await _readable(self._descriptor)
+        except TimeoutError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
 def _ends_within(descriptor: int, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)

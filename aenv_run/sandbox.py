@@ -18,13 +18,14 @@ from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
 from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.network.forward import PublishedPort
-from aenv_run.sandbox_files import adopt, child_record, commit, in_thread, known_blobs, to_the_end
+from aenv_run.sandbox_files import adopt, child_record, commit, known_blobs
 from aenv_run.sandbox_hooks import Start
 from aenv_run.sandbox_machine import SandboxMachine
 from aenv_run.sandbox_merge import LayerMerge
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Chosen, Tools
 from aenv_run.snapshot import Snapshot
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)

@@ -1,21 +1,18 @@
 """The files of a sandbox: linked from a snapshot, from a capture, from its parent; committed to a repository.
 
-Blocking: call from a thread (``in_thread``). All links are hard links, so no file needs an owner.
+Blocking: call from a thread (``threads.in_thread``). All links are hard links, so no file needs an owner.
 """
 
 from __future__ import annotations
 
-import asyncio
 import os
 import secrets
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ParamSpec, TypeVar
 
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
@@ -24,30 +21,10 @@ from aenv_run.lifecycle import State
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox_record import Layer, MemoryFiles, Record, SandboxDirectory
 from aenv_run.snapshot import Provenance, Snapshot
+from aenv_run.threads import in_thread as in_thread
+from aenv_run.threads import to_the_end as to_the_end
 from aenv_run.types import SandboxId
 from aenv_run.warm_images import WarmImage
-
-P = ParamSpec("P")
-T = TypeVar("T")
-
-
-async def in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """``asyncio.to_thread``, but a cancel waits for the thread: what cleans up then does not race with it."""
-    return await to_the_end(asyncio.to_thread(work, *args, **kwargs))
-
-
-async def to_the_end(work: Coroutine[object, object, T]) -> T:
-    """Do ``work``; a cancel is delivered when it has ended, so nothing of it runs on unowned."""
-    task = asyncio.ensure_future(work)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait({task})
-        if not task.cancelled():
-            task.exception()  # seen: the cancel is what counts
-        raise
 
 
 def link_all(sources: Iterable[Path], directory: Path, folder: str, serial: int) -> tuple[tuple[str, ...], int]:

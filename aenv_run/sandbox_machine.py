@@ -14,11 +14,11 @@ from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSp
 from aenv_run.errors import AenvError, BootFailed, Conflict, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
-from aenv_run.sandbox_files import in_thread, to_the_end
 from aenv_run.sandbox_hooks import Start, run_hooks
 from aenv_run.sandbox_network import SandboxNetwork
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import COLD_FIX, Chosen, Tools
+from aenv_run.threads import in_thread, to_the_end
 
 log = logging.getLogger(__name__)
 

@@ -7,9 +7,10 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from aenv_run.errors import AenvError
-from aenv_run.sandbox_files import adopt_merged, in_thread
+from aenv_run.sandbox_files import adopt_merged
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
+from aenv_run.threads import in_thread
 
 log = logging.getLogger(__name__)
 

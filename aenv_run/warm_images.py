@@ -3,6 +3,9 @@
 ``cache/warm/<snapshot>-<facts>/`` holds the sealed disk layers and memory files of a machine that had booted and
 that nobody had used, and ``image.json``, written last. Bound to the facts of this host: one that does not fit is
 never found. All of it may be deleted at any time (``cache_limit.py`` does) and is made again.
+
+An image is synced before it gets its name. To verify it instead, each launch would have to read all of it, and
+launches are what it makes short; to sync costs once, in the background, where nobody waits.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from aenv_run.cache_limit import WARM, alone, in_use
 from aenv_run.capture import Capture
 from aenv_run.digest import canonical_json
 from aenv_run.snapshot import MemoryFacts
+from aenv_run.store.posix_files import make_durable_directory
 from aenv_run.types import Model, SnapshotId
 
 RECORD = "image.json"
@@ -79,7 +83,10 @@ class WarmImages:
             return image is not None
 
     def keep(self, snapshot_id: SnapshotId, capture: Capture) -> None:
-        """Make a capture with memory the image of a snapshot; the capture is consumed. One that is there stays."""
+        """Make a capture with memory the image of a snapshot; the capture is consumed. One that is there stays.
+
+        Durable: one that is found after a power loss is whole. It may also be gone, and is then made again.
+        """
         assert capture.facts is not None
         place = self._place(snapshot_id, capture.facts)
         record = ImageFile(
@@ -87,14 +94,27 @@ class WarmImages:
             memory={role: path.name for role, path in capture.memory.items()},
             facts=capture.facts,
         )
-        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (capture.directory / RECORD).write_text(record.model_dump_json(indent=1))
+        make_durable_directory(place.parent)
+        written = capture.directory / RECORD
+        written.write_text(record.model_dump_json(indent=1))
+        for path in (*capture.disk, *capture.memory.values(), written, capture.directory):
+            _sync(path)
         try:
             capture.directory.rename(place)
         except OSError:  # another was faster
             capture.discard()
+            return
+        _sync(place.parent)
 
     def drop(self, snapshot_id: SnapshotId, facts: MemoryFacts) -> None:
         """Remove one that is of no use, or what is left of one."""
         with alone(self._cache):
             shutil.rmtree(self._place(snapshot_id, facts), ignore_errors=True)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import errno
 import os
@@ -19,6 +18,7 @@ from aenv_run.drivers.qmp import Qmp, QmpError
 from aenv_run.errors import AenvError, Conflict, NoSpace, SandboxDead
 from aenv_run.memory_layers import PAGE, coalesce, finish_layer
 from aenv_run.snapshot import MemoryFacts
+from aenv_run.threads import in_thread
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 #: Room for what the guest writes between the look at its pages and the stop.
@@ -39,11 +39,24 @@ def page_reader() -> memory.PageReader:
 
 
 class RamPages:
-    """A layer of the pages that a machine wrote: made ready while it runs, filled while it is stopped."""
+    """A layer of the pages that a machine wrote: made ready while it runs, filled while it is stopped.
+
+    ``prepare``, ``fill`` and ``close`` block, and are called one after the other. Whoever made it closes it, also
+    after a ``prepare`` whose end nobody could wait for any more.
+    """
 
     def __init__(self, mapping: memory.Mapping, path: Path) -> None:
-        self._mapping, self._reader = mapping, page_reader()
-        self._file = memory.ReadyFile(path, self._ready_bytes())
+        self._mapping, self._path = mapping, path
+        self._file: memory.ReadyFile | None = None
+
+    def prepare(self) -> None:
+        """Make the file, with its first pages."""
+        page_reader()
+        self._file = memory.ReadyFile(self._path, self._ready_bytes())
+
+    def _made(self) -> memory.ReadyFile:
+        assert self._file is not None, "prepare comes first"
+        return self._file
 
     def _ready_bytes(self) -> int:
         """As much as it would be now, and a little more."""
@@ -52,13 +65,15 @@ class RamPages:
     def fill(self) -> None:
         """The machine must be stopped."""
         runs = coalesce(memory.dirty_runs(self._mapping))
-        self._reader.pack(self._mapping, runs, self._file)
-        os.ftruncate(self._file.descriptor, PAGE + sum(run.length for run in runs))
-        finish_layer(self._file.descriptor, self._mapping.length, runs)
+        file = self._made()
+        page_reader().pack(self._mapping, runs, file)
+        os.ftruncate(file.descriptor, PAGE + sum(run.length for run in runs))
+        finish_layer(file.descriptor, self._mapping.length, runs)
 
     def close(self) -> None:
         """Idempotent."""
-        self._file.close()
+        if self._file is not None:
+            self._file.close()
 
 
 class WholeRam(RamPages):
@@ -69,8 +84,9 @@ class WholeRam(RamPages):
 
     def fill(self) -> None:
         """The machine must be stopped."""
-        os.ftruncate(self._file.descriptor, self._mapping.length)
-        self._reader.stream(self._mapping, memory.dirty_runs(self._mapping), self._file.descriptor)
+        descriptor = self._made().descriptor
+        os.ftruncate(descriptor, self._mapping.length)
+        page_reader().stream(self._mapping, memory.dirty_runs(self._mapping), descriptor)
 
 
 @dataclass
@@ -97,8 +113,10 @@ class Capturer:
             raise Conflict(f"the capture directory {directory} exists already") from error
         try:
             # All that takes long and needs no stopped machine comes first.
-            pages = await asyncio.to_thread(self._prepare_ram, directory) if memory else None
+            pages = self._ram_pages(directory) if memory else None
             try:
+                if pages is not None:
+                    await in_thread(pages.prepare)
                 await self._drop_following()
                 disk.write_overlay(self._overlay(self.top + 1), self.virtual_bytes)
                 name = overlay_name(self.top + 1)
@@ -106,13 +124,13 @@ class Capturer:
                 stopped_ms = await self._freeze(directory, pages, was_running, keep_running)
             finally:
                 if pages is not None:
-                    await asyncio.to_thread(pages.close)
+                    await in_thread(pages.close)
             return self._hand_over(directory, memory, stopped_ms)
         except BaseException as error:
             await self._undo(directory)
             raise self._explain(error, directory) from error
 
-    def _prepare_ram(self, directory: Path) -> RamPages:
+    def _ram_pages(self, directory: Path) -> RamPages:
         path = directory / next_role(self.ram_roles)
         return RamPages(self.ram, path) if self.ram_roles else WholeRam(self.ram, path)
 
@@ -128,7 +146,7 @@ class Capturer:
         await self.qmp.execute("stop")
         try:
             if pages is not None:
-                await asyncio.to_thread(pages.fill)
+                await in_thread(pages.fill)
                 # Devices only, 1-2 ms. live=false: with true QEMU drops its image locks and a second writer of
                 # the same disk is let in. (`migrate` would write all RAM, which is share=off.) No Xen involved.
                 await self.qmp.execute(

@@ -34,8 +34,14 @@ DEAD_STATES = {
     "internal-error": "the virtual CPU met an internal error",
 }
 DEAD_EVENTS = {"SHUTDOWN": DEAD_STATES["shutdown"], "GUEST_PANICKED": DEAD_STATES["guest-panicked"]}
-#: QEMU warns, once, when the guest's first free pages are dropped; the library lets nothing happen to the file.
-UNFOUNDED = "Discarding RAM in private file mappings is possibly dangerous"
+#: QEMU warns of these always, and they explain nothing. Of the first once, when the guest's first free pages are
+#: dropped: the library lets nothing happen to the file. Of the second at the start of each machine with a tap.
+UNFOUNDED = (
+    "Discarding RAM in private file mappings is possibly dangerous",
+    "warning: netdev unused has no peer",
+)
+#: By how ``Child.how_it_ended`` names it.
+MEANINGS = {" by SIGBUS": " (a file that it maps became shorter, or the host ran out of memory for it)"}
 ESCAPES = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[@-Z\\-_])")
 CONTROLS = re.compile(r"[^\t\n\x20-\x7e\x80-\U0010ffff]|[\x7f-\x9f]")
 
@@ -94,7 +100,14 @@ def read_log(directory: Path, child: Child) -> str:
             said = clean_console(file.read()).strip()
     except OSError:
         return ""
-    return "\n".join([line for line in said.splitlines() if UNFOUNDED not in line])
+    return "\n".join([line for line in said.splitlines() if not any(words in line for words in UNFOUNDED)])
+
+
+def how_it_ended(directory: Path, child: Child) -> str:
+    """Why a QEMU that is gone is gone: how its process ended, what that means, and what it said last."""
+    how = child.how_it_ended()
+    said = last_lines(read_log(directory, child), 3)
+    return f"its process ended{how}{MEANINGS.get(how, '')}" + (f": {said}" if said else "")
 
 
 async def forwarded_port(qmp: Qmp) -> int:
@@ -296,8 +309,7 @@ class QemuMachine:
             with contextlib.suppress(SandboxDead, QmpError):
                 status = await self._qmp.status()
                 return DEAD_STATES.get(status, f"its state is {status}")
-        said = last_lines(self.engine_log(), 3)
-        return f"its process ended{self._child.how_it_ended()}" + (f": {said}" if said else "")
+        return how_it_ended(self._directory, self._child)
 
     async def console(self) -> str:
         """The last console output, at most 64 KiB, control characters removed."""

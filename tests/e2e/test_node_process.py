@@ -131,7 +131,9 @@ def test_a_node_is_the_same_wherever_it_was_started(tmp_path: Path, monkeypatch:
         with pytest.raises(Conflict, match="home/repository"):
             asyncio.run(client.list())
     finally:
+        node = node_pid(home)
         assert asyncio.run(client.shutdown())
+        assert not alive(node)  # at once: its files are closed, and its home could be unmounted
 
 
 def test_an_idle_node_ends_and_a_deep_home_is_no_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -87,6 +87,11 @@ def test_what_callers_give_is_refused_with_the_reason() -> None:
     assert Hook.of(["kill", "-USR1"]).words == "kill -USR1"
     with pytest.raises(InvalidInput, match="no NUL"):
         Hook.of("a\0")
+    for nothing in ("", " \n", []):
+        with pytest.raises(InvalidInput, match="without any word"):
+            Hook.of(nothing)
+    with pytest.raises(InvalidInput, match="names a program"):
+        Hook.of([""])
     with pytest.raises(InvalidInput, match="on_fork: there are at most 16"):
         Hooks.of((), [RESEED] * 17)
     assert Hooks.of((), ()) is None

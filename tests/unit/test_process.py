@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -159,3 +160,21 @@ async def test_how_a_child_ended_is_said(tmp_path: Path, script: str, ending: st
     assert child.how_it_ended() == ""
     await child.wait()
     assert child.how_it_ended() == ending
+
+
+async def test_a_process_is_watched_to_its_end_and_only_if_it_is_the_one_meant() -> None:
+    child = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220 - its pid counts, as the node's does
+    try:
+        running = process.Watch(child.pid, "60")
+        assert not await running.ended_within(0.01)
+        child.kill()
+        assert await running.ended_within(30)  # not yet waited for: its files are gone all the same
+        running.close()
+        running.close()
+    finally:
+        child.kill()
+        child.wait()
+    for pid, word in ((os.getpid(), "of another program"), (child.pid, "60"), (0, ""), (1 << 62, "")):
+        other = process.Watch(pid, word)
+        assert await other.ended_within(0)
+        other.close()

@@ -21,8 +21,9 @@ from aenv_run.errors import InvalidInput
 from aenv_run.node_core import Node
 from aenv_run.node_wire import SnapshotRequest
 from aenv_run.repository import Draft
-from aenv_run.types import Architecture, MachineSpec, Name
+from aenv_run.types import Architecture, MachineSpec, Name, SnapshotId
 from aenv_run.warm_images import WarmImages
+from tests.bytes_half import FACTS
 from tests.unit.node_site import Site, launch
 
 
@@ -112,6 +113,29 @@ async def test_a_damaged_image_is_none(node: Node, site: Site, damage: str) -> N
     assert node.info(await launch(node, snapshot="disk")).origin == "booted"
     await node.settled()
     assert node.info(await launch(node, snapshot="disk")).origin == "restored"
+
+
+def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    captured = tmp_path / "capture"
+    captured.mkdir()
+    for name in ("disk.qcow2", "ram"):
+        (captured / name).write_text(name)
+        (captured / name).chmod(0o444)
+    snapshot_id = SnapshotId("sha256:" + "1" * 64)
+    made = WarmImages(tmp_path / "cache")
+    synced: list[tuple[str, bool]] = []
+    sync = os.fsync
+
+    def seen(descriptor: int) -> None:
+        synced.append((Path(f"/proc/self/fd/{descriptor}").readlink().name, made.has(snapshot_id, FACTS)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", seen)
+    capture = Capture(captured, (captured / "disk.qcow2",), {"ram": captured / "ram"}, FACTS)
+    made.keep(snapshot_id, capture)
+    wanted = [("disk.qcow2", False), ("ram", False), ("image.json", False), ("capture", False), ("warm", True)]
+    assert synced[-5:] == wanted and ("cache", False) in synced
+    assert made.has(snapshot_id, FACTS) and not captured.exists()
 
 
 async def test_two_first_launches_at_once_leave_one(node: Node, site: Site) -> None:
