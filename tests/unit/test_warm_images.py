@@ -121,7 +121,7 @@ def test_an_image_is_on_the_disk_before_it_has_its_name(tmp_path: Path, monkeypa
     for name in ("disk.qcow2", "ram"):
         (captured / name).write_text(name)
         (captured / name).chmod(0o444)
-    snapshot_id = SnapshotId("sha256:" + "1" * 64)
+    snapshot_id = SnapshotId("1" * 64)
     made = WarmImages(tmp_path / "cache")
     synced: list[tuple[str, bool]] = []
     sync = os.fsync
