@@ -132,8 +132,7 @@ class HostedSandbox:
                 record = await in_thread(adopt, self.directory, self.record, capture, self.directory)
                 files = {"disk": record.disk, "memory": record.memory, "serial": record.serial}
                 gone = {"address": None, "slot": None, "expires_at_s": None, **self._stop_clock()}
-                answers = self._held.network.answers()
-                await self._update({**files, **gone}, state=State.PAUSED, answers=answers)
+                await self._update({**files, **gone}, state=State.PAUSED, answers=self._held.network.answers())
             except BaseException:
                 await to_the_end(self._held.undo(self.record, capture, limit_s))
                 raise

@@ -43,9 +43,11 @@ PAGES = 4096
 async def test_the_reason_says_what_a_signal_means_and_no_harmless_warning(
     tmp_path: Path, said: list[str], signal: str, reason: str
 ) -> None:
-    script = "".join(f"echo '{line}' >&2; " for line in said) + f"kill -{signal} $$"
+    words = "".join(f"echo '{line}' >&2; " for line in said)
+    script = f"until [ -e {tmp_path}/go ]; do sleep 0.01; done; {words} kill -{signal} $$"
     child = await process.spawn(["sh", "-c", script], log=tmp_path / LOG, ephemeral=True, bounded=True)
     try:
+        (tmp_path / "go").touch()  # spawn refuses one that has ended already
         await child.wait()
         assert how_it_ended(tmp_path, child) == reason
     finally:
