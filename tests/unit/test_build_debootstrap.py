@@ -41,7 +41,7 @@ async def test_arguments_and_reproducible_time(stand_in: Path, tmp_path: Path) -
 
 
 async def test_the_archive_ends_as_a_tar_ends(stand_in: Path, tmp_path: Path) -> None:
-    """Some versions of mmdebstrap write none; unpacking takes an archive without an end for one that is cut off."""
+    """Some versions of mmdebstrap write no end; unpacking takes that for an archive that is cut off."""
     write(stand_in, f"printf x >{tmp_path}/base.tar")
     await bootstrap(BASE, AMD64, tmp_path / "base.tar")
     assert (tmp_path / "base.tar").read_bytes() == b"x" + bytes(1024)
