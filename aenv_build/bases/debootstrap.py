@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import shutil
 from pathlib import Path
@@ -67,13 +66,3 @@ async def bootstrap(base: Debootstrap, architecture: Architecture, target: Path)
             f"(mmdebstrap exited with {done.exit_code}):\n" + "\n".join(f"  | {line}" for line in lines),
             fix="check that the mirror is reachable and that suite and packages are spelt right",
         )
-    await asyncio.to_thread(mark_end, target)
-
-
-def mark_end(archive: Path) -> None:
-    """Add the two blocks of zeros that end a tar: mmdebstrap 1.3.5 leaves them out where it adds /dev itself.
-
-    It said that all went well, so what is there is whole. A second mark changes nothing.
-    """
-    with archive.open("ab") as file:
-        file.write(bytes(1024))

@@ -3,13 +3,9 @@
 The process enters the directory with chroot(2) before it reads the first entry, so every path, link and link
 target resolves inside. Only the standard library is used: nothing can be imported after the chroot.
 
-    python -I -X utf8 __main__.py <JOB
-
-JOB is JSON, see ``Job`` below: the archives, the lowest first, and the bounds. ``digest`` (of the file) and
-``diff_id`` (of the tar in it) are verified unless they are null. ``layered``: names that start with .wh. hide what
-lower layers have, as the OCI image specification says.
-
-Exit 0, or 3 with one line on stderr that says what is wrong with the archive.
+Called as ``python -I -X utf8 __main__.py <JOB``, JSON as ``Job`` below: the archives, the lowest first, and the
+bounds. ``digest`` (of the file) and ``diff_id`` (of the tar in it) are verified unless they are null. ``layered``:
+.wh. names hide what is below, as the OCI image specification says. Exit 0, or 3 with a line on stderr that says why.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, PTH211
@@ -30,7 +26,7 @@ import subprocess
 import sys
 import tarfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import IO, ClassVar, NoReturn, TypedDict
 
@@ -91,13 +87,20 @@ class Member(tarfile.TarInfo):
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Member:
         """The header, or ``Refused``."""
+        return cls._watched(super().frombuf, buf, encoding, errors)
+
+    @classmethod
+    def _frombuf(cls, buf: bytes, encoding: str, errors: str, **more: bool) -> Member:
+        """What Python with the fixes of 2025 and later calls instead."""
+        return cls._watched(super()._frombuf, buf, encoding, errors, **more)  # type: ignore[misc]
+
+    @classmethod
+    def _watched(cls, make: Callable[..., Member], *arguments: bytes | bytearray | str, **more: bool) -> Member:
         Member.at_end = False
         try:
-            member = super().frombuf(buf, encoding, errors)
-        except tarfile.EOFHeaderError:  # type: ignore[attr-defined]
-            Member.at_end = True
-            raise
-        except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
+            member = make(*arguments, **more)
+        except (tarfile.EOFHeaderError, tarfile.EmptyHeaderError) as error:  # type: ignore[attr-defined]
+            Member.at_end = isinstance(error, tarfile.EOFHeaderError)  # type: ignore[attr-defined]
             raise
         except tarfile.HeaderError as error:
             raise Refused(f"it is damaged, cut off or not a tar archive: {error}") from None
@@ -391,10 +394,7 @@ def set_time(path: str, modified_s: float) -> None:
 
 def same_file(one: str, other: str) -> bool:
     """Whether both names exist and are of one file."""
-    try:
-        return os.path.samestat(os.lstat(one), os.lstat(other))
-    except OSError:
-        return False
+    return all(map(os.path.lexists, (one, other))) and os.path.samestat(os.lstat(one), os.lstat(other))
 
 
 def inside(name: str, entry: str) -> str:
