@@ -5,7 +5,7 @@ target resolves inside. Only the standard library is used: nothing can be import
 
 Called as ``python -I -X utf8 __main__.py <JOB``, JSON as ``Job`` below: the archives, the lowest first, and the
 bounds. ``digest`` (of the file) and ``diff_id`` (of the tar in it) are verified unless they are null. ``layered``:
-.wh. names hide what is below, as the OCI image specification says. Exit 0, or 3 with a line on stderr that says why.
+.wh. names hide what is below, as the OCI image specification says. Exit 0, or 3 and on stderr a line with the why.
 """
 
 # ruff: noqa: PTH101, PTH102, PTH106, PTH108, PTH112, PTH114, PTH118, PTH123, PTH208, PTH211
