@@ -165,6 +165,8 @@ async def test_how_a_child_ended_is_said(tmp_path: Path, script: str, ending: st
 async def test_a_process_is_watched_to_its_end_and_only_if_it_is_the_one_meant() -> None:
     child = subprocess.Popen(["sleep", "60"])  # noqa: ASYNC220 - its pid counts, as the node's does
     try:
+        while b"60" not in Path(f"/proc/{child.pid}/cmdline").read_bytes():  # noqa: ASYNC110 - the kernel is late
+            await asyncio.sleep(0.001)
         running = process.Watch(child.pid, "60")
         assert not await running.ended_within(0.01)
         child.kill()
