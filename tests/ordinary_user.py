@@ -9,6 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from aenv_run import process
+
 USER = 65534
 ROOT = Path(__file__).parents[1]
 #: Where the programs are; a file in a directory that is closed to others is out of the user's reach.
@@ -46,6 +48,8 @@ def run_as_user(
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end. ``needed``: directories beside those of the programs; they keep their paths."""
     paths = [path.resolve() for path in (*NEEDED, *needed)]
+    # In a chroot the root directory need not be a mount point, and then its propagation cannot be changed.
+    propagation = "unchanged" if process.in_chroot(Path("/proc/self/mountinfo").read_text()) else "private"
     with tempfile.TemporaryDirectory(prefix="aenv-hold-", dir="/var/tmp") as hold:
         variables = {
             **os.environ,
@@ -55,6 +59,6 @@ def run_as_user(
             "CLOSED": " ".join(map(str, _closed(paths))),
         }
         return subprocess.run(
-            ["unshare", "--mount", "--propagation", "private", "sh", "-c", SCRIPT, "sh", hold, *map(str, argv)],
+            ["unshare", "--mount", "--propagation", propagation, "sh", "-c", SCRIPT, "sh", hold, *map(str, argv)],
             capture_output=True, text=True, env=variables, cwd="/", timeout=timeout_s, check=False,
         )  # fmt: skip
