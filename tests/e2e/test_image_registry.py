@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import gzip
 import json
 import os
 import threading
@@ -126,8 +125,7 @@ async def test_files_that_are_none(tmp_path: Path) -> None:
     skopeo("copy", f"oci:{layout.folder}:x", f"docker-archive:{tmp_path}/whole:a/b:1")
     whole = (tmp_path / "whole").read_bytes()
     (tmp_path / "cut").write_bytes(whole[:1500])
-    (tmp_path / "packed").write_bytes(gzip.compress(whole))
-    for name in ("absent", "cut", "packed", "whole:other:1"):
+    for name in ("absent", "cut", "whole:other:1"):  # some versions of skopeo read a packed one
         assert "the file is not there" in (await told(tmp_path, f"docker-archive:{name}")).message
 
 
