@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
@@ -16,12 +15,13 @@ from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from aenv_run import durable
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.errors import AenvError, NotFound
 from aenv_run.node_wire import PoolInfo, PoolSettings, PoolsFile, known
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_files import to_the_end
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SnapshotId
 
 log = logging.getLogger(__name__)
@@ -43,11 +43,10 @@ class _Pool:
     retry_at_s: float = 0.0
     problem: str = ""
 
-    @property
-    def wanted(self) -> int:
-        """How many more. Filling begins below the low water mark and goes on to the high one."""
+    def is_short(self) -> bool:
+        """Whether it wants more. Filling begins below the low water mark and goes on to the high one."""
         self.filling = len(self.warm) < (self.settings.high if self.filling else self.settings.low)
-        return self.settings.high - len(self.warm) if self.filling else 0
+        return self.filling
 
     def info(self) -> PoolInfo:
         return PoolInfo(
@@ -101,7 +100,7 @@ class Pools:
         """Make or change one, and fill it up. Durable first: if that fails, nothing has changed."""
         async with self._changing:
             kept = {snapshot_id: pool.settings for snapshot_id, pool in self._pools.items()}
-            await to_the_end(asyncio.to_thread(self._write, (kept | {settings.snapshot_id: settings}).values()))
+            await in_thread(self._write, (kept | {settings.snapshot_id: settings}).values())
             pool = self._pools.setdefault(settings.snapshot_id, _Pool(settings))
             pool.settings, pool.failures, pool.retry_at_s, pool.filling = settings, 0, 0.0, True
             while len(pool.warm) > settings.high:
@@ -117,7 +116,7 @@ class Pools:
                     f"there is no pool of snapshot {snapshot_id.short}", fix="`aenv pool ls` shows them"
                 )
             kept = [pool.settings for other, pool in self._pools.items() if other != snapshot_id]
-            await to_the_end(asyncio.to_thread(self._write, kept))
+            await in_thread(self._write, kept)
             pool = self._pools.pop(snapshot_id)
             while pool.warm:
                 await self._drop(pool)
@@ -158,7 +157,7 @@ class Pools:
         while True:
             self._due.clear()
             now_s = asyncio.get_running_loop().time()
-            short = [pool for pool in self._pools.values() if pool.wanted]
+            short = [pool for pool in self._pools.values() if pool.is_short()]
             due = [pool for pool in short if pool.retry_at_s <= now_s]
             if due:
                 await self._fill(min(due, key=lambda pool: len(pool.warm)))
@@ -209,15 +208,4 @@ class Pools:
             log.error("pool of %s: %s could not be removed: %s", pool.settings.reference, sandbox.id, error)
 
     def _write(self, pools: Iterable[PoolSettings]) -> None:
-        text = PoolsFile(pools=tuple(pools)).model_dump_json(indent=1)
-        temporary = self._home.pools.with_name(f".{self._home.pools.name}")
-        with temporary.open("w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.rename(self._home.pools)
-        directory = os.open(self._home.pools.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        durable.replace(self._home.pools, PoolsFile(pools=tuple(pools)).model_dump_json(indent=1).encode())

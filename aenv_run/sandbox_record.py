@@ -6,7 +6,6 @@ so a crash leaves either the old sandbox or the new one.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from contextlib import suppress
@@ -16,6 +15,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError, model_validator
 
+from aenv_run import durable
 from aenv_run.drivers.protocol import DriverName, Endpoint
 from aenv_run.errors import AenvError, CorruptData, NotFound
 from aenv_run.hooks import Hooks
@@ -171,19 +171,7 @@ class SandboxDirectory:
 
     def write(self, record: Record) -> None:
         """Replace the record durably (temp, fsync, rename, fsync of the directory). Mode 0600: it has a token."""
-        temporary = self.root / (RECORD_NAME + ".tmp")
-        temporary.unlink(missing_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(record.model_dump_json(indent=1).encode())
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.root / RECORD_NAME)
-        directory = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        durable.replace(self.root / RECORD_NAME, record.model_dump_json(indent=1).encode())
 
     def read(self) -> Record:
         """The record; ``NotFound`` without one, ``CorruptData`` if it is not one."""

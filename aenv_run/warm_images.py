@@ -21,6 +21,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from aenv_run import durable
 from aenv_run.cache_limit import WARM, alone, in_use
 from aenv_run.capture import Capture
 from aenv_run.digest import canonical_json
@@ -98,23 +99,15 @@ class WarmImages:
         written = capture.directory / RECORD
         written.write_text(record.model_dump_json(indent=1))
         for path in (*capture.disk, *capture.memory.values(), written, capture.directory):
-            _sync(path)
+            durable.sync(path)
         try:
             capture.directory.rename(place)
         except OSError:  # another was faster
             capture.discard()
             return
-        _sync(place.parent)
+        durable.sync(place.parent)
 
     def drop(self, snapshot_id: SnapshotId, facts: MemoryFacts) -> None:
         """Remove one that is of no use, or what is left of one."""
         with alone(self._cache):
             shutil.rmtree(self._place(snapshot_id, facts), ignore_errors=True)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

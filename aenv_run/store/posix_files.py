@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from aenv_run import durable
 from aenv_run.errors import AenvError, InvalidInput, NoSpace, NotFound, StoreUnavailable
 from aenv_run.store.protocol import StoreKey
 
@@ -24,11 +25,7 @@ def make_durable_directory(path: Path, mode: int = 0o700) -> None:
     make_durable_directory(path.parent)
     with suppress(FileExistsError):
         path.mkdir(mode)
-    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    durable.sync(path.parent)
 
 
 @contextmanager

@@ -244,7 +244,7 @@ async def test_changes_at_once_all_count(node: Node, site: Site) -> None:
 async def test_what_cannot_be_written_down_has_not_happened(node: Node, site: Site) -> None:
     await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=2))
     await filled(node, 2)
-    blocker = site.home.pools.with_name(f".{site.home.pools.name}")
+    blocker = site.home.pools.with_name(f"{site.home.pools.name}.tmp")
     blocker.mkdir()  # in the place of the temporary file
     with pytest.raises(OSError):
         await node.set_pool(PoolRequest(snapshot="tiny", low=1, high=3))
