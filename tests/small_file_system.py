@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -32,3 +32,11 @@ def small_file_system(place: Path, size_bytes: int, *, files: int | None = None)
     finally:
         subprocess.run(["umount", place], check=True)
         place.rmdir()
+
+
+def fill(place: Path) -> Path:
+    """Take all the room of the file system of ``place``; the file that takes it."""
+    with suppress(OSError), (place / "filler").open("wb", buffering=0) as filler:
+        while filler.write(bytes(4096)):
+            pass
+    return place / "filler"

@@ -34,7 +34,7 @@ from tests.contracts.machines import (
     processes_in,
     sh,
 )
-from tests.small_file_system import small_file_system
+from tests.small_file_system import fill, small_file_system
 
 SUBNET = "10.213.77"
 NUMBERS = itertools.count()
@@ -240,12 +240,10 @@ async def on_a_full_disk(gvisor: Bench, place: Path) -> AsyncIterator[tuple[Mach
         spec.directory.mkdir()
         async with gvisor.running(spec) as machine:
             await sh(machine, "sync")
-            with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
-                while filler.write(bytes(4096)):
-                    pass
+            filler = fill(small)
             with contextlib.suppress(SandboxDead):  # as soon as it is noticed
                 await sh(machine, "dd if=/dev/zero of=/big bs=1M count=20; sync; true")
-            yield machine, small / "filler"
+            yield machine, filler
         await no_traces(spec.directory)
 
 

@@ -14,7 +14,7 @@ import pytest_asyncio
 from aenv_run.drivers.protocol import Machine, MachineState
 from aenv_run.paths import Home
 from tests.contracts.machines import Bench, make_bench, make_driver, sh
-from tests.small_file_system import small_file_system
+from tests.small_file_system import fill, small_file_system
 
 WRITE = "dd if=/dev/urandom of=/big bs=1M count=12 && sync && echo written"
 WRITTEN_BYTES = 12 << 20
@@ -42,13 +42,11 @@ async def on_a_full_disk(qemu: Bench, place: Path) -> AsyncIterator[tuple[Machin
         spec.directory.mkdir()
         async with qemu.running(spec) as machine:
             await sh(machine, "sync")
-            with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
-                while filler.write(bytes(4096)):
-                    pass
+            filler = fill(small)
             writing = asyncio.create_task(sh(machine, WRITE))
             try:
                 await stands_still(machine)
-                yield machine, writing, small / "filler"
+                yield machine, writing, filler
             finally:
                 writing.cancel()
                 await asyncio.gather(writing, return_exceptions=True)

@@ -23,7 +23,7 @@ from aenv_run.store.memory import Crash, Fault, MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId, Tag
 from tests.bytes_half import capture, commit, draft
-from tests.small_file_system import small_file_system
+from tests.small_file_system import fill, small_file_system
 
 NAME, LATEST, STABLE = Name("task"), Tag("latest"), Tag("stable")
 WHENS = ("before", "half", "after")
@@ -180,18 +180,6 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 2 MiB."""
     with small_file_system(tmp_path / "small", 2 << 20) as place:
         yield place
-
-
-def fill(place: Path) -> Path:
-    """Use every byte of the file system."""
-    filler = place / "filler"
-    with filler.open("wb", buffering=0) as file:
-        try:
-            while file.write(b"x" * 4096):
-                pass
-        except OSError:
-            pass
-    return filler
 
 
 def base_on(place: Path, scratch: Path) -> tuple[Repository, Snapshot]:

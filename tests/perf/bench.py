@@ -233,10 +233,6 @@ async def to_the_end(work: object) -> None:
 
 async def main(options: argparse.Namespace) -> None:
     """Measure and print."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     reports = await measure(await usable(options.driver), options.rounds, options.only)
     if options.json:
         write_json(options.json, reports)
@@ -250,10 +246,4 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=10, help="samples of each step (default 10)")
     parser.add_argument("--only", default="", metavar="WORD", help="the steps with this word in their name")
     parser.add_argument("--json", type=Path, help="also write every sample to this file")
-    chosen = parser.parse_args()
-    if os.geteuid() == 0:
-        own_host.move_there()
-    try:
-        asyncio.run(main(chosen))
-    except asyncio.CancelledError:
-        sys.exit("ended before it was through; nothing is left")
+    own_host.run_there(main(parser.parse_args()))

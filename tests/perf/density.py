@@ -9,10 +9,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import signal
 import statistics
-import sys
 import tempfile
 import time
 from contextlib import AsyncExitStack
@@ -125,10 +122,6 @@ def show(name: DriverName, rows: list[Row]) -> None:
 
 async def main(options: argparse.Namespace) -> None:
     """Measure and print."""
-    task = asyncio.current_task()
-    assert task is not None
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     found: dict[str, list[dict[str, object]]] = {}
     for name in await usable(options.driver):
         with (
@@ -152,10 +145,4 @@ if __name__ == "__main__":
     parser.add_argument("--most", type=int, default=64, help="sandboxes at most (default 64)")
     parser.add_argument("--keep-mib", type=int, default=4096, help="stop when less is available (default 4096)")
     parser.add_argument("--json", type=Path, help="also write the rows to this file")
-    chosen = parser.parse_args()
-    if os.geteuid() == 0:
-        own_host.move_there()
-    try:
-        asyncio.run(main(chosen))
-    except asyncio.CancelledError:
-        sys.exit("ended before it was through; nothing is left")
+    own_host.run_there(main(parser.parse_args()))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import os
 import select
 import signal
 import subprocess
 import sys
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,6 +36,24 @@ def move_there() -> None:
     NETNS.mkdir(exist_ok=True)
     mount("tmpfs", str(NETNS), "tmpfs")
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
+
+
+def run_there(work: Coroutine[object, object, None]) -> None:
+    """Move there if that may be, and do ``work``; Ctrl-C and SIGTERM cancel it, and it leaves nothing."""
+
+    async def until_signalled() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        await work
+
+    if os.geteuid() == 0:
+        move_there()
+    try:
+        asyncio.run(until_signalled())
+    except asyncio.CancelledError:
+        sys.exit("ended before it was through; nothing is left")
 
 
 async def end_node(home: Home) -> None:
