@@ -45,10 +45,10 @@ from aenv_run.node_wire import (
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_files import in_thread, to_the_end
 from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
 from aenv_run.snapshot import Snapshot
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SandboxId
 
 log = logging.getLogger(__name__)
@@ -91,14 +91,14 @@ class Node:
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
         snapshot, record = await self._launcher.plan(request, resolved)
-        return await self._start(request, snapshot, record)
+        return self.info(await self._start(request, snapshot, record))
 
-    async def _start(self, request: CreateRequest, snapshot: Snapshot, record: Record) -> SandboxInfo:
+    async def _start(self, request: CreateRequest, snapshot: Snapshot, record: Record) -> HostedSandbox:
         if record.machine == snapshot.machine and request.hooks and not request.cold:
             warm = self.pools.take(record.snapshot_id, record.driver)
-            if warm is not None and (claimed := await self._claim(warm, record)) is not None:
-                return claimed
-        return self.info(await self._launch_new(request, record, snapshot))
+            if warm is not None and await self._claim(warm, record):
+                return warm
+        return await self._launch_new(request, record, snapshot)
 
     async def _launch_new(self, request: CreateRequest, record: Record, snapshot: Snapshot) -> HostedSandbox:
         """Of a snapshot without memory the first launch boots, and those after it restore what that one leaves."""
@@ -123,20 +123,20 @@ class Node:
         except (AenvError, OSError) as error:  # the next first boot tries again
             log.warning("no warm image of %s: %s", record.reference, error)
 
-    async def _claim(self, warm: HostedSandbox, record: Record) -> SandboxInfo | None:
-        """None when the machine that stood ready is no good: the caller then launches one."""
+    async def _claim(self, warm: HostedSandbox, record: Record) -> bool:
+        """False when the machine that stood ready is no good: the caller then launches one."""
         self._sandboxes[warm.id] = warm
         try:
             await warm.claim(record)
         except (SandboxDead, OSError) as error:
             log.warning("the machine that stood ready as %s could not be used: %s", warm.id, error)
             await to_the_end(self.kill(warm))
-            return None
+            return False
         except BaseException:
             await to_the_end(self.kill(warm))
             raise
         self.changed.set()
-        return self.info(warm)
+        return True
 
     async def set_pool(self, request: PoolRequest) -> PoolInfo:
         """Keep machines of a snapshot ready, from now on and after a restart of the node."""
@@ -159,10 +159,9 @@ class Node:
         """
         before = sandbox.record
         again = again_of(before, request)
-        resolved = Resolved(snapshot_id=before.snapshot_id)
-        snapshot, record = await self._launcher.plan(again, resolved)
+        snapshot, record = await self._launcher.plan(again, Resolved(snapshot_id=before.snapshot_id))
         record = record.model_copy(update={"reference": before.reference})
-        fresh = self.find((await self._start(again, snapshot, record)).sandbox_id)
+        fresh = await self._start(again, snapshot, record)
         if not before.publish:
             self._begin(self.kill(sandbox), f"kill {sandbox.id}")
             return self.info(fresh)

@@ -12,10 +12,11 @@ from aenv_run.node_requests import record_of
 from aenv_run.node_wire import CreateRequest, PoolRequest, PoolSettings
 from aenv_run.paths import Home
 from aenv_run.sandbox import HostedSandbox
-from aenv_run.sandbox_files import in_thread, link_image, link_snapshot, to_the_end
+from aenv_run.sandbox_files import link_image, link_snapshot
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
 from aenv_run.snapshot import MemoryFacts, Snapshot
+from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SnapshotId
 
 

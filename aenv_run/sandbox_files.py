@@ -21,8 +21,6 @@ from aenv_run.lifecycle import State
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox_record import Layer, MemoryFiles, Record, SandboxDirectory
 from aenv_run.snapshot import Provenance, Snapshot
-from aenv_run.threads import in_thread as in_thread
-from aenv_run.threads import to_the_end as to_the_end
 from aenv_run.types import SandboxId
 from aenv_run.warm_images import WarmImage
 

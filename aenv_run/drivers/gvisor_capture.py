@@ -71,20 +71,11 @@ async def capture(
     target = new_directory(directory)
     try:
         disk.write_overlay(following, disk_mib << 20)
-        answer = await request(
-            machine,
-            {
-                "op": "capture",
-                "memory": facts is not None,
-                "keep_running": keep_running,
-                "host": endpoint.host,
-                "port": endpoint.port,
-                "node": cast(Json, disk.overlay_node(Path(following.name), overlay_name(top + 1), None)),
-            },
-            timeout_s=CAPTURE_TIMEOUT_S,
-            descriptor=target.number,
+        node = cast(Json, disk.overlay_node(Path(following.name), overlay_name(top + 1), None))
+        stopped_ms = await ask(
+            machine, target, endpoint, memory=facts is not None, keep_running=keep_running, node=node
         )
-        return hand_over(machine, directory, top, facts, float(str(answer["stopped_ms"])))
+        return hand_over(machine, directory, top, facts, stopped_ms)
     except BaseException as error:
         free_bytes = min(shutil.disk_usage(path).free for path in (directory, machine))  # before it is tidied up
         shutil.rmtree(directory, ignore_errors=True)
@@ -93,6 +84,16 @@ async def capture(
         raise explain(error, free_bytes, directory) from error
     finally:
         target.close()
+
+
+async def ask(
+    machine: Path, target: Directory, endpoint: Endpoint, *, memory: bool, keep_running: bool, **more: Json
+) -> float:
+    """Have the supervisor capture into ``target``; for how long the machine stood still, in milliseconds."""
+    message: Json = {"op": "capture", "memory": memory, "keep_running": keep_running}
+    message |= {"host": endpoint.host, "port": endpoint.port, **more}
+    answer = await request(machine, message, timeout_s=CAPTURE_TIMEOUT_S, descriptor=target.number)
+    return float(str(answer["stopped_ms"]))
 
 
 async def _is_top(machine: Path, number: int) -> bool:

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from aenv_run import disk_commit
 from aenv_run.capture import Capture
 from aenv_run.drivers.gvisor_capture import (
-    CAPTURE_TIMEOUT_S,
     SUFFIX,
+    ask,
     explain,
     hand_over,
     new_directory,
@@ -67,24 +67,13 @@ async def capture(
     pack = machine / PACK
     descriptor = new_directory(directory)
     try:
-        answer = await request(
-            machine,
-            {
-                "op": "capture",
-                "memory": facts is not None,
-                "keep_running": keep_running,
-                "host": endpoint.host,
-                "port": endpoint.port,
-            },
-            timeout_s=CAPTURE_TIMEOUT_S,
-            descriptor=descriptor.number,
-        )
+        stopped_ms = await ask(machine, descriptor, endpoint, memory=facts is not None, keep_running=keep_running)
         layer = overlay_path(machine, sealed + 1)
         shown = disk_commit.Disk(machine / ROOT_METADATA, chain[: below.layers], (*chain, *before), KEEP)
         await disk_commit.make_layer(pack, shown, layer)
         if facts is not None:
             (directory / f"{ROLE}{SUFFIX}").write_text(below.model_dump_json())
-        return hand_over(machine, directory, sealed + 1, facts, float(str(answer["stopped_ms"])))
+        return hand_over(machine, directory, sealed + 1, facts, stopped_ms)
     except BaseException as error:
         free_bytes = min(shutil.disk_usage(path).free for path in (directory, machine))
         shutil.rmtree(directory, ignore_errors=True)
