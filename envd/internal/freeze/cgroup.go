@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 )
@@ -54,6 +55,30 @@ func (c *cgroup) set(frozen bool) error {
 	}
 	_, err = syscall.Write(fd, []byte(text))
 	return err
+}
+
+// limit bounds how many processes and threads users have, so that a kernel that
+// holds maxThreads in all has reserve left for the daemon and for itself: a Go
+// program that cannot start a thread ends, and with it the sandbox. The guest's
+// root can lift the limit again.
+func (c *cgroup) limit(maxThreads, reserve int) error {
+	control, err := syscall.Openat(c.fd, "../cgroup.subtree_control", syscall.O_WRONLY|syscall.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("cannot limit the processes of users: %w", err)
+	}
+	defer syscall.Close(control)
+	if _, err := syscall.Write(control, []byte("+pids")); err != nil {
+		return fmt.Errorf("cannot limit the processes of users, no pids controller: %w", err)
+	}
+	fd, err := c.file("pids.max", syscall.O_WRONLY)
+	if err != nil {
+		return fmt.Errorf("cannot limit the processes of users: %w", err)
+	}
+	defer syscall.Close(fd)
+	if _, err = syscall.Write(fd, []byte(strconv.Itoa(max(maxThreads-reserve, maxThreads/2)))); err != nil {
+		return fmt.Errorf("cannot limit the processes of users: %w", err)
+	}
+	return nil
 }
 
 // frozen says whether every process has stopped.

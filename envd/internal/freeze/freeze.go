@@ -7,6 +7,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 	"syscall"
 	"time"
@@ -24,6 +27,9 @@ const (
 	// does, and a node gives up a copy that has not taken its identity within 130 s
 	// (60 s and one last call), so that one never thaws as its parent.
 	aloneLimit = 180
+	// reservedThreads are the kernel's own (some 60 on one processor, 15 more for
+	// each further one) and the daemon's.
+	reservedThreads = 256
 )
 
 // Freezer holds the cgroup of all processes of users. The zero value freezes
@@ -39,8 +45,9 @@ type Freezer struct {
 	copied bool          // the last period ended in a copy
 }
 
-// Open makes the cgroup at dir. Without cgroup v2 there, the freezer says that
-// it cannot freeze, and the daemon goes on without.
+// Open makes the cgroup at dir, and keeps a part of the kernel's threads out of
+// its reach. Without cgroup v2 there, the freezer says that it cannot freeze, and
+// the daemon goes on without.
 func Open(dir string, log func(string, ...any)) *Freezer {
 	f := &Freezer{Log: log, dir: dir, tick: time.Second}
 	if dir == "" {
@@ -49,10 +56,26 @@ func Open(dir string, log func(string, ...any)) *Freezer {
 	var err error
 	if f.group, err = openCgroup(dir); err != nil {
 		log("processes are not frozen for a capture: %v", err)
-	} else if err := f.group.set(false); err != nil {
-		log("%v", err)
+	} else {
+		for _, err := range []error{f.group.set(false), keepThreads(f.group)} {
+			if err != nil {
+				log("%v", err)
+			}
+		}
 	}
 	return f
+}
+
+func keepThreads(from *cgroup) error {
+	text, err := os.ReadFile("/proc/sys/kernel/threads-max")
+	if err != nil {
+		return err
+	}
+	maxThreads, err := strconv.Atoi(strings.TrimSpace(string(text)))
+	if err != nil {
+		return err
+	}
+	return from.limit(maxThreads, reservedThreads)
 }
 
 // Can says whether there is a cgroup.
@@ -134,6 +157,9 @@ func (f *Freezer) Start(ctx context.Context, attr *syscall.SysProcAttr, start fu
 		return err
 	}
 	if reopened, oerr := openCgroup(f.dir); oerr == nil {
+		if lerr := keepThreads(reopened); lerr != nil {
+			f.Log("%v", lerr)
+		}
 		f.replace(reopened)
 	}
 	if err := f.enter(ctx); err != nil {
