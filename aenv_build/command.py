@@ -1,113 +1,73 @@
-"""What the command aenv-build does."""
+"""``aenv-build`` and its subcommands. What is no subcommand's name is the recipe of the first, ``build``."""
 
 from __future__ import annotations
 
 import asyncio
-import json
+import importlib
 import os
-import platform
-import signal
 import sys
-from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
-from pathlib import Path
 
 import click
-from rich.console import Console
+from click.shell_completion import CompletionItem
 
-from aenv_build.bases.image import ImageSource, ResolvedImage
-from aenv_build.events import Sink
-from aenv_build.execute import BuildResult, Workshop, build, look_up
-from aenv_build.image_reference import parse_image
-from aenv_build.keys import HostFacts
-from aenv_build.ledger import BASE, Ledger, Notes
-from aenv_build.load import Source, load
-from aenv_build.plan import Plan, check_graph, machine_of, make_plan
-from aenv_build.progress import JsonLines, LiveTree, PlainLines
-from aenv_build.staging_network import lacks_internet
-from aenv_build.wording import base_words, size, step_words
-from aenv_run.catalog import Catalog
-from aenv_run.config import cache_limit_bytes, open_repository
-from aenv_run.drivers.select import Selected, select
-from aenv_run.errors import AenvError, Interrupted, InvalidInput, Unsupported, from_os
-from aenv_run.paths import Home
+from aenv_run.cli import leaving_at_once
+from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
 from aenv_run.printable import printable_lines
-from aenv_run.repository import Repository
-from aenv_run.snapshot import Snapshot
-from aenv_run.types import Architecture
 
-EPILOG = """\b
-Examples:
-  aenv-build recipes/swe-task.yaml
-  aenv-build recipe.yaml --var suite=trixie     set a var
-  aenv-build recipe.yaml --plan --explain       what would run, and why
-  aenv-build recipe.yaml --keep                 enter the state of a step that fails
-\b
-Exit codes: 0 built; 1 a step or verify failed; 64 the recipe is wrong; 68 no base;
-69 no driver; 71, 72 a machine died; 73 disk full; 130 interrupted (docs/errors.md)."""
-
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+PLAIN = "build"
+#: Name -> (module, attribute, line of `aenv-build --help`), in the order that help shows them.
+COMMANDS: dict[str, tuple[str, str, str]] = {
+    PLAIN: ("build_command", "build_recipe", "build a recipe; the word may be left out"),
+}
+_OWN_OPTIONS = ("--version",)
 
 
-@dataclass(frozen=True)
-class Options:
-    """The command line."""
+class BuildGroup(click.Group):
+    """Its commands are imported when they are used; without the name of one, the arguments are build's."""
 
-    recipe: Path
-    variables: dict[str, str]
-    plan_only: bool
-    no_cache: bool
-    explain: bool
-    keep: bool
-    as_json: bool
-    events: str
-    driver: str
-    repository: str | None
-    home: Home
-    jobs: int | None
+    def list_commands(self, context: click.Context) -> list[str]:
+        """In the order of the table."""
+        return list(COMMANDS)
+
+    def get_command(self, context: click.Context, name: str) -> click.Command | None:
+        """Import it."""
+        if name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[name]
+        with leaving_at_once():
+            found = getattr(importlib.import_module(f"aenv_build.{module}"), attribute)
+        assert isinstance(found, click.Command)
+        return found
+
+    def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
+        """``RECIPE …`` is ``build RECIPE …``; so is its help, which then lists the other commands."""
+        if not args and not context.resilient_parsing:
+            args = ["--help"]
+        if args and args[0] not in (*COMMANDS, *_OWN_OPTIONS):
+            args = [PLAIN, *args]
+        return super().parse_args(context, args)
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The first word: a command, a recipe's path, or an option of the plain form."""
+        build = self.get_command(context, PLAIN)
+        assert build is not None
+        if incomplete.startswith("-"):
+            return build.shell_complete(context, incomplete)
+        return [*super().shell_complete(context, incomplete), CompletionItem(incomplete, type="file")]
 
 
-@click.command(epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="Set a var of the recipe.")
-@click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
-@click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
-@click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
-@click.option("--keep", is_flag=True, help="Keep the state of a step that fails, and print how to enter it.")
-@click.option("--json", "as_json", is_flag=True, help="Print the result (or the plan) as JSON on stdout.")
-@click.option(
-    "--events",
-    type=click.Choice(["auto", "plain", "json"]),
-    default="auto",
-    help="How progress is shown (stderr).",
-)
-@click.option("--driver", default="auto", show_default=True, help="auto, qemu, gvisor or firecracker.")
-@click.option("--repository", metavar="URL", help="Where snapshots are committed. Default: the home's.")
-@click.option("--home", "home_path", type=click.Path(path_type=Path), help="Default: $AENV_HOME.")
-@click.option("-j", "--jobs", type=click.IntRange(1, 64), help="Machines at once. Default: one per CPU.")
+def other_commands(formatter: click.HelpFormatter) -> None:
+    """The section of the plain form's help that lists the rest."""
+    rest = [(name, text) for name, (_, _, text) in COMMANDS.items() if name != PLAIN]
+    if rest:
+        with formatter.section("Other commands"):
+            formatter.write_dl(rest)
+
+
+@click.group(cls=BuildGroup)
 @click.version_option(package_name="aenv")
-def command(
-    recipe: Path,
-    variables: tuple[str, ...],
-    plan_only: bool,
-    no_cache: bool,
-    explain: bool,
-    keep: bool,
-    as_json: bool,
-    events: str,
-    driver: str,
-    repository: str | None,
-    home_path: Path | None,
-    jobs: int | None,
-) -> None:
-    """Build RECIPE: run its steps in staging machines and commit named snapshots."""
-    home = Home(home_path.absolute()) if home_path else Home.default()
-    options = Options(
-        recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, driver, repository,
-        home, jobs,
-    )  # fmt: skip
-    asyncio.run(_main(options))
+def command() -> None:
+    """Build recipes."""
 
 
 def main() -> None:
@@ -140,151 +100,3 @@ def _fail(error: AenvError) -> None:
     if error.fix:
         click.echo(f"fix: {printable_lines(error.fix)}", err=True)
     sys.exit(error.exit_code)
-
-
-def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
-    result = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise InvalidInput(f"--var {pair}: write NAME=VALUE")
-        result[name] = value
-    return result
-
-
-async def _main(options: Options) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    source = load(options.recipe, options.variables)
-    check_graph(source)
-    repository = open_repository(options.repository, options.home)
-    base = await asyncio.to_thread(_base_snapshot, source, repository)
-    lacks = partial(lacks_internet, options.home) if source.recipe.machine.internet else (lambda caps: "")
-    selected = await select(options.driver, options.home, lacks=lacks)
-    facts = await _facts(selected, source, base)
-    image = await _base_image(source, facts.architecture, options.home)
-    plan = await asyncio.to_thread(make_plan, source, facts, base, image)
-    if options.plan_only:
-        await asyncio.to_thread(_print_plan, plan, options, repository)
-        return
-    with ExitStack() as stack:
-        workshop = Workshop(
-            home=options.home,
-            repository=repository,
-            driver=selected.driver,
-            architecture=facts.architecture,
-            sink=_sink(options, stack),
-            why_driver=selected.why,
-            fresh=options.no_cache,
-            keep=options.keep,
-            cache_limit_bytes=cache_limit_bytes(),
-            **({"parallel": options.jobs} if options.jobs else {}),
-        )
-        result = await build(plan, workshop)
-    _print_result(result, selected, as_json=options.as_json)
-
-
-def _base_snapshot(source: Source, repository: Repository) -> Snapshot | None:
-    reference = source.recipe.base.snapshot
-    if reference is None:
-        return None
-    try:
-        return repository.snapshot(Catalog(repository).resolve(reference).snapshot_id)
-    except AenvError as error:
-        raise type(error)(
-            f"{source.document.mark(('base', 'snapshot'))}: {error.message}", fix=error.fix
-        ) from error
-
-
-async def _base_image(source: Source, architecture: Architecture, home: Home) -> ResolvedImage | None:
-    name = source.recipe.base.image
-    if name is None:
-        return None
-    try:
-        reference = parse_image(name).at(source.folder)
-        return await ImageSource(reference, home.cache / "images").resolve(architecture)
-    except AenvError as error:
-        raise type(error)(f"{source.document.mark(('base', 'image'))}: {error.message}", fix=error.fix) from error
-
-
-async def _facts(selected: Selected, source: Source, base: Snapshot | None) -> HostFacts:
-    machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise Unsupported(f"the architecture {machine} is not supported", fix="use x86_64 or aarch64")
-    memory = await selected.driver.facts(machine_of(source, base))
-    return HostFacts(Architecture(_ARCHITECTURES[machine]), memory.envd_digest, memory)
-
-
-def _sink(options: Options, stack: ExitStack) -> Sink:
-    if options.events == "json":
-        return JsonLines(sys.stderr)
-    if options.events == "auto" and sys.stderr.isatty():
-        return stack.enter_context(LiveTree(Console(stderr=True), explain=options.explain))
-    return PlainLines(sys.stderr, explain=options.explain)
-
-
-def _print_plan(plan: Plan, options: Options, repository: Repository) -> None:
-    known = look_up(plan, Ledger(repository, fresh=options.no_cache), repository)
-    notes = Notes(options.home.cache / "explain", plan.source.recipe.name)
-    rows = [(BASE, base_words(plan), "", known.base is not None, plan.base.inputs)]
-    for stage in plan.stages.values():
-        hit = stage.id in known.stages
-        rows.append((stage.id, step_words(stage), stage.parent or BASE, hit, stage.inputs))
-    reasons = {
-        step: "hit" if hit else f"miss, {notes.why_missed(step, inputs)}" for step, _, _, hit, inputs in rows
-    }
-    no_work = {stage.id for stage in plan.stages.values() if not stage.makes_state and stage.step.verb != "verify"}
-    reasons.update(dict.fromkeys(no_work, "context only"))
-    if options.as_json:
-        stages = [
-            {
-                "step": step,
-                "what": what,
-                "parent": parent or None,
-                "key": inputs.key,
-                "hit": hit,
-                "why": reasons[step],
-            }
-            for step, what, parent, hit, inputs in rows
-        ]
-        outputs = [{"name": out.name, "from": out.state, "memory": out.memory} for out in plan.outputs]
-        click.echo(json.dumps({"recipe": plan.source.recipe.name, "stages": stages, "outputs": outputs}))
-        return
-    width = max(len(step) for step, *_ in rows)
-    for step, what, parent, _, inputs in rows:
-        after = f"  after {parent}" if parent else ""
-        why = f"  {reasons[step] if options.explain else reasons[step].partition(',')[0]}"
-        click.echo(f"{step:{width}}  {inputs.key[:12]}{why}  {what}{after}")
-    for out in plan.outputs:
-        memory = " with memory" if out.memory else ""
-        click.echo(f"-> {out.name} from {out.state or BASE}{memory}")
-
-
-def _print_result(result: BuildResult, selected: Selected, *, as_json: bool) -> None:
-    if as_json:
-        outputs = [
-            {
-                "name": out.name,
-                "version": out.version,
-                "tags": list(out.tags),
-                "snapshot_id": out.snapshot.id,
-                "size_bytes": sum(blob.size_bytes for blob in out.snapshot.blobs()),
-                "has_memory": out.snapshot.memory is not None,
-                "fresh": out.fresh,
-            }
-            for out in result.outputs
-        ]
-        summary = {
-            "outputs": outputs,
-            "hits": result.hits,
-            "misses": result.misses,
-            "seconds": round(result.seconds, 3),
-        }
-        click.echo(json.dumps({**summary, "driver": selected.driver.name, "why": selected.why}))
-        return
-    for out in result.outputs:
-        parts = f"disk{' and memory' if out.snapshot.memory else ''}"
-        total = size(sum(blob.size_bytes for blob in out.snapshot.blobs()))
-        click.echo(f"{out.name}:{out.version}  {out.snapshot.id}  {parts}, {total}")
-    click.echo(f"{result.hits} cached, {result.misses} built, {result.seconds:.1f} s")

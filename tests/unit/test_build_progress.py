@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+from pathlib import Path
 
+import pytest
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from rich.console import Console
 
@@ -12,6 +15,7 @@ from aenv_build import events
 from aenv_build.command import command
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.wording import seconds, size
+from aenv_run.errors import NotFound
 from aenv_run.types import SnapshotId
 
 SNAPSHOT = SnapshotId("ab" * 32)
@@ -68,5 +72,21 @@ def test_units() -> None:
 
 
 def test_help_has_examples_and_exit_codes() -> None:
-    text = CliRunner().invoke(command, ["--help"]).output
-    assert "aenv-build recipe.yaml --plan --explain" in text and "130 interrupted" in text
+    for arguments in ([], ["--help"], ["build", "--help"]):
+        text = CliRunner().invoke(command, arguments).output
+        assert "aenv-build recipe.yaml --plan --explain" in text and "130 interrupted" in text
+
+
+def test_the_word_build_may_be_left_out(tmp_path: Path) -> None:
+    for arguments in (["none.yaml", "--plan"], ["--plan", "none.yaml"], ["build", "--plan", "none.yaml"]):
+        with pytest.raises(NotFound, match=r"none\.yaml: no such recipe"):
+            CliRunner().invoke(command, arguments, catch_exceptions=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "offered"),
+    [([], "bu", "build"), ([], "", "file"), ([], "--pl", "--plan"), (["r.yaml"], "--ex", "--explain")],
+)
+def test_completion_knows_the_plain_form(words: list[str], incomplete: str, offered: str) -> None:
+    found = ShellComplete(command, {}, "aenv-build", "X").get_completions(words, incomplete)
+    assert offered in [item.value for item in found] + [item.type for item in found]

@@ -1,0 +1,200 @@
+"""``aenv-build RECIPE``, which is ``aenv-build build RECIPE``."""
+
+from __future__ import annotations
+
+import asyncio
+import platform
+import signal
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from aenv_build.bases.image import ImageSource, ResolvedImage
+from aenv_build.command import other_commands
+from aenv_build.events import Sink
+from aenv_build.execute import Workshop, build, look_up
+from aenv_build.image_reference import parse_image
+from aenv_build.keys import HostFacts
+from aenv_build.ledger import Ledger
+from aenv_build.load import Source, load
+from aenv_build.outcome import print_plan, print_result
+from aenv_build.plan import check_graph, machine_of, make_plan
+from aenv_build.progress import JsonLines, LiveTree, PlainLines
+from aenv_build.staging_network import lacks_internet
+from aenv_run.catalog import Catalog
+from aenv_run.config import cache_limit_bytes, open_repository
+from aenv_run.drivers.select import Selected, select
+from aenv_run.errors import AenvError, InvalidInput, Unsupported
+from aenv_run.paths import Home
+from aenv_run.repository import Repository
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import Architecture
+
+EPILOG = """\b
+Examples:
+  aenv-build recipes/swe-task.yaml
+  aenv-build recipe.yaml --var suite=trixie     set a var
+  aenv-build recipe.yaml --plan --explain       what would run, and why
+  aenv-build recipe.yaml --keep                 enter the state of a step that fails
+\b
+Exit codes: 0 built; 1 a step or verify failed; 64 the recipe is wrong; 68 no base;
+69 no driver; 71, 72 a machine died; 73 disk full; 130 interrupted (docs/errors.md)."""
+
+_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+
+
+@dataclass(frozen=True)
+class Options:
+    """The command line."""
+
+    recipe: Path
+    variables: dict[str, str]
+    plan_only: bool
+    no_cache: bool
+    explain: bool
+    keep: bool
+    as_json: bool
+    events: str
+    driver: str
+    repository: str | None
+    home: Home
+    jobs: int | None
+
+
+class _Plain(click.Command):
+    """Its help is that of aenv-build, so it names the other commands too."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Then the rest of the commands."""
+        super().format_options(ctx, formatter)
+        other_commands(formatter)
+
+
+@click.command(cls=_Plain, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.argument("recipe", type=click.Path(path_type=Path))
+@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="Set a var of the recipe.")
+@click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
+@click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
+@click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
+@click.option("--keep", is_flag=True, help="Keep the state of a step that fails, and print how to enter it.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result (or the plan) as JSON on stdout.")
+@click.option(
+    "--events",
+    type=click.Choice(["auto", "plain", "json"]),
+    default="auto",
+    help="How progress is shown (stderr).",
+)
+@click.option("--driver", default="auto", show_default=True, help="auto, qemu, gvisor or firecracker.")
+@click.option("--repository", metavar="URL", help="Where snapshots are committed. Default: the home's.")
+@click.option("--home", "home_path", type=click.Path(path_type=Path), help="Default: $AENV_HOME.")
+@click.option("-j", "--jobs", type=click.IntRange(1, 64), help="Machines at once. Default: one per CPU.")
+def build_recipe(
+    recipe: Path,
+    variables: tuple[str, ...],
+    plan_only: bool,
+    no_cache: bool,
+    explain: bool,
+    keep: bool,
+    as_json: bool,
+    events: str,
+    driver: str,
+    repository: str | None,
+    home_path: Path | None,
+    jobs: int | None,
+) -> None:
+    """Build RECIPE: run its steps in staging machines and commit named snapshots."""
+    home = Home(home_path.absolute()) if home_path else Home.default()
+    options = Options(
+        recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, driver, repository,
+        home, jobs,
+    )  # fmt: skip
+    asyncio.run(_main(options))
+
+
+def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
+    result = {}
+    for pair in pairs:
+        name, separator, value = pair.partition("=")
+        if not separator or not name:
+            raise InvalidInput(f"--var {pair}: write NAME=VALUE")
+        result[name] = value
+    return result
+
+
+async def _main(options: Options) -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    source = load(options.recipe, options.variables)
+    check_graph(source)
+    repository = open_repository(options.repository, options.home)
+    base = await asyncio.to_thread(_base_snapshot, source, repository)
+    lacks = partial(lacks_internet, options.home) if source.recipe.machine.internet else (lambda caps: "")
+    selected = await select(options.driver, options.home, lacks=lacks)
+    facts = await _facts(selected, source, base)
+    image = await _base_image(source, facts.architecture, options.home)
+    plan = await asyncio.to_thread(make_plan, source, facts, base, image)
+    if options.plan_only:
+        ledger = Ledger(repository, fresh=options.no_cache)
+        known = await asyncio.to_thread(look_up, plan, ledger, repository)
+        print_plan(plan, known, options.home, explain=options.explain, as_json=options.as_json)
+        return
+    with ExitStack() as stack:
+        workshop = Workshop(
+            home=options.home,
+            repository=repository,
+            driver=selected.driver,
+            architecture=facts.architecture,
+            sink=_sink(options, stack),
+            why_driver=selected.why,
+            fresh=options.no_cache,
+            keep=options.keep,
+            cache_limit_bytes=cache_limit_bytes(),
+            **({"parallel": options.jobs} if options.jobs else {}),
+        )
+        result = await build(plan, workshop)
+    print_result(result, selected, as_json=options.as_json)
+
+
+def _base_snapshot(source: Source, repository: Repository) -> Snapshot | None:
+    reference = source.recipe.base.snapshot
+    if reference is None:
+        return None
+    try:
+        return repository.snapshot(Catalog(repository).resolve(reference).snapshot_id)
+    except AenvError as error:
+        raise type(error)(
+            f"{source.document.mark(('base', 'snapshot'))}: {error.message}", fix=error.fix
+        ) from error
+
+
+async def _base_image(source: Source, architecture: Architecture, home: Home) -> ResolvedImage | None:
+    name = source.recipe.base.image
+    if name is None:
+        return None
+    try:
+        reference = parse_image(name).at(source.folder)
+        return await ImageSource(reference, home.cache / "images").resolve(architecture)
+    except AenvError as error:
+        raise type(error)(f"{source.document.mark(('base', 'image'))}: {error.message}", fix=error.fix) from error
+
+
+async def _facts(selected: Selected, source: Source, base: Snapshot | None) -> HostFacts:
+    machine = platform.machine()
+    if machine not in _ARCHITECTURES:
+        raise Unsupported(f"the architecture {machine} is not supported", fix="use x86_64 or aarch64")
+    memory = await selected.driver.facts(machine_of(source, base))
+    return HostFacts(Architecture(_ARCHITECTURES[machine]), memory.envd_digest, memory)
+
+
+def _sink(options: Options, stack: ExitStack) -> Sink:
+    if options.events == "json":
+        return JsonLines(sys.stderr)
+    if options.events == "auto" and sys.stderr.isatty():
+        return stack.enter_context(LiveTree(Console(stderr=True), explain=options.explain))
+    return PlainLines(sys.stderr, explain=options.explain)
