@@ -18,12 +18,13 @@ from aenv_build.bases.image import ImageSource, ResolvedImage
 from aenv_build.command import other_commands
 from aenv_build.events import Sink
 from aenv_build.execute import Workshop, build, look_up
+from aenv_build.graph import check_graph
 from aenv_build.image_reference import parse_image
 from aenv_build.keys import HostFacts
 from aenv_build.ledger import Ledger
 from aenv_build.load import Source, load
 from aenv_build.outcome import print_plan, print_result
-from aenv_build.plan import check_graph, machine_of, make_plan
+from aenv_build.plan import machine_of, make_plan
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.staging_network import lacks_internet
 from aenv_run.catalog import Catalog

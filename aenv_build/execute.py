@@ -18,12 +18,12 @@ from aenv_build.files import disk_limit
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
-from aenv_build.recipe import FromStep
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
 from aenv_build.scratch import scratch
 from aenv_build.staging import Slots, StagingMachine
 from aenv_build.staging_network import StagingNetwork
 from aenv_build.steps import perform
+from aenv_build.verbs import FromStep
 from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim

@@ -6,14 +6,14 @@ import posixpath
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import networkx as nx
-
 from aenv_build.bases.image import ResolvedImage
-from aenv_build.document import Where, nearest
+from aenv_build.document import Where
 from aenv_build.files import CopiedFiles, examine
+from aenv_build.graph import Graph
 from aenv_build.keys import HostFacts, Inputs, fields, inputs
 from aenv_build.load import Source
-from aenv_build.recipe import FromStep, Output, Run, Step, Verify
+from aenv_build.recipe import Output, Step
+from aenv_build.verbs import FromStep, Run, Verify
 from aenv_run.digest import digest_file
 from aenv_run.errors import AenvError, Unsupported
 from aenv_run.hooks import Hooks
@@ -123,79 +123,13 @@ def make_plan(
     """
     machine = machine_of(source, base_snapshot)
     base = _base(source, facts, machine, base_snapshot, image)
-    graph = _Graph(source)
+    graph = Graph(source)
     planner = _Planner(source, facts, machine, base)
     stages: dict[str, Stage] = {}
     for step_id in graph.order:
         stages[step_id] = planner.stage(graph, step_id, stages)
     outputs = tuple(planner.output(graph, position, stages) for position in range(len(source.recipe.outputs)))
     return Plan(source, machine, source.recipe.machine.internet, base, stages, outputs)
-
-
-class _Graph:
-    """Who needs whom: checked for unknown names, double ids and cycles."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.steps: dict[str, tuple[int, Step]] = {}
-        for index, step in enumerate(source.recipe.steps):
-            if step.id in self.steps:
-                first = source.document.mark(("steps", self.steps[step.id][0]))
-                raise source.error(("steps", index, "id"), f"the id {step.id!r} is taken by the step at {first}")
-            self.steps[step.id] = (index, step)
-        self.needs = {step_id: self._needs(index, step) for step_id, (index, step) in self.steps.items()}
-        graph: nx.DiGraph[str] = nx.DiGraph()
-        graph.add_nodes_from(self.steps)
-        for step_id, (_, step) in self.steps.items():
-            graph.add_edges_from((need, step_id) for need in (*self.needs[step_id], *self._copied_from(step)))
-        self._refuse_cycles(graph)
-        self.order = list(nx.lexicographical_topological_sort(graph, key=lambda step_id: self.steps[step_id][0]))
-
-    def _needs(self, index: int, step: Step) -> tuple[str, ...]:
-        """What the recipe says, or the state before it in the list."""
-        if step.needs is None:
-            before = [other for other in self.source.recipe.steps[:index] if other.verb != "verify"]
-            return (before[-1].id,) if before else ()
-        for position, need in enumerate(step.needs):
-            self.check(need, ("steps", index, "needs", position))
-        return step.needs
-
-    def check(self, step_id: str, where: Where) -> None:
-        """The step must exist."""
-        if step_id not in self.steps:
-            raise self.source.error(where, f"no step has the id {step_id!r}; {nearest(step_id, self.steps)}")
-
-    def _copied_from(self, step: Step) -> tuple[str, ...]:
-        if step.copy_ is None or not isinstance(step.copy_.from_, FromStep):
-            return ()
-        self.check(step.copy_.from_.step, ("steps", self.steps[step.id][0], "copy", "from", "step"))
-        return (step.copy_.from_.step,)
-
-    def _refuse_cycles(self, graph: nx.DiGraph[str]) -> None:
-        try:
-            edges = nx.find_cycle(graph)
-        except nx.NetworkXNoCycle:
-            return
-        members = [edge[0] for edge in edges]
-        first = min(members, key=lambda member: self.steps[member][0])
-        start = members.index(first)
-        # An edge runs from what is needed; people read "a needs b".
-        ring = [first, *reversed(members[start + 1 :] + members[:start]), first]
-        where = ("steps", self.steps[first][0], "needs")
-        raise self.source.error(where, f"the steps need each other in a circle: {' needs '.join(ring)}")
-
-    def parent(self, step_id: str) -> str | None:
-        """The state parent: the first need that keeps a state; a verify keeps none, so its own parent counts."""
-        needs = self.needs[step_id]
-        states = [need for need in needs if self.steps[need][1].verb != "verify"]
-        if states:
-            return states[0]
-        return self.parent(needs[0]) if needs else None
-
-    def waits(self, step_id: str, parent: str | None) -> tuple[str, ...]:
-        """All else that must be done before."""
-        _, step = self.steps[step_id]
-        return tuple(dict.fromkeys(n for n in (*self.needs[step_id], *self._copied_from(step)) if n != parent))
 
 
 class _Planner:
@@ -205,7 +139,7 @@ class _Planner:
         self._machine = machine
         self._base = base
 
-    def stage(self, graph: _Graph, step_id: str, done: Mapping[str, Stage]) -> Stage:
+    def stage(self, graph: Graph, step_id: str, done: Mapping[str, Stage]) -> Stage:
         index, step = graph.steps[step_id]
         parent = graph.parent(step_id)
         before = done[parent] if parent is not None else None
@@ -277,7 +211,7 @@ class _Planner:
         bound = {"machine": self._machine, "memory_facts": self._facts.memory}
         return inputs("stage/start", 1, **common, **values, **bound, ready=ready)
 
-    def output(self, graph: _Graph, position: int, stages: Mapping[str, Stage]) -> PlannedOutput:
+    def output(self, graph: Graph, position: int, stages: Mapping[str, Stage]) -> PlannedOutput:
         output = self._source.recipe.outputs[position]
         where: Where = ("outputs", position, "from")
         state = output.from_
@@ -354,11 +288,6 @@ def _context_after(context: Context, step: Step) -> Context:
             update={"workdir": posixpath.normpath(posixpath.join(context.workdir, step.workdir))}
         )
     return context.model_copy(update={"user": step.user}) if step.user is not None else context
-
-
-def check_graph(source: Source) -> None:
-    """What can be said of the steps without reading what they copy."""
-    _Graph(source)
 
 
 def machine_of(source: Source, base: Snapshot | None) -> MachineSpec:

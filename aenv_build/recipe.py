@@ -2,122 +2,28 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    GetJsonSchemaHandler,
-    WithJsonSchema,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, GetJsonSchemaHandler, model_validator
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
-from aenv_build.image_reference import parse_image
+from aenv_build.recipe_values import (
+    Env,
+    RecipeModel,
+    RelativeOrAbsolute,
+    Seconds,
+    SizeMib,
+    StepId,
+    User,
+    Words,
+    image_name,
+    short_form,
+)
+from aenv_build.verbs import Copy, Ready, Run, Verify
 from aenv_run.errors import InvalidInput
-from aenv_run.hooks import MAX_HOOKS, USER_PATTERN, Hook, Hooks
+from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
 from aenv_run.types import Name, Tag
-
-_SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
-_MIB = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
-_TIME = re.compile(r"([0-9]{1,6})(s|m|h)?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
-
-
-def _mebibytes(value: object) -> object:
-    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
-        size = int(found[1]) * _MIB[found[2]]
-        if size != int(size):
-            raise ValueError("must be whole MiB")
-        return int(size)
-    raise ValueError(f"{value!r} is not a size: write a whole number and a unit, such as 512MiB or 4GiB")
-
-
-def _seconds(value: object) -> object:
-    if isinstance(value, int | str) and not isinstance(value, bool):
-        found = _TIME.fullmatch(str(value))
-        if found and int(found[1]) > 0:
-            return int(found[1]) * _SECONDS[found[2] or ""]
-    raise ValueError(f"{value!r} is not a duration: write seconds or 90s, 10m, 2h")
-
-
-def _absolute(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError(f"{value!r} must be an absolute path in the sandbox")
-    return _inside(value)
-
-
-def _inside(value: str) -> str:
-    if ".." in value.split("/"):
-        raise ValueError(f"{value!r} must not contain '..'")
-    if "\0" in value or not value:
-        raise ValueError("a path is not empty and has no NUL")
-    return value
-
-
-def _image(value: str) -> str:
-    parse_image(value)
-    return value
-
-
-def _env_name(value: str) -> str:
-    if not value or "=" in value or "\0" in value:
-        raise ValueError(f"{value!r} is not a name of an environment variable")
-    return value
-
-
-def _words(value: object) -> object:
-    return (
-        value
-        if isinstance(value, str | list | tuple)
-        else _refuse("text (run by the shell) or a list of arguments")
-    )
-
-
-def _refuse(what: str) -> object:
-    raise ValueError(f"must be {what}")
-
-
-def _short_form(key: str) -> BeforeValidator:
-    """``run: "x"`` is short for ``run: {command: "x"}``; the model sees the long form only."""
-
-    def expand(value: object) -> object:
-        return {key: value} if isinstance(value, str | list | int) else value
-
-    return BeforeValidator(expand)
-
-
-SizeMib = Annotated[
-    int,
-    BeforeValidator(_mebibytes),
-    WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,9}(KiB|MiB|GiB|TiB)$", "examples": ["512MiB", "4GiB"]}),
-]
-Seconds = Annotated[
-    int,
-    BeforeValidator(_seconds),
-    WithJsonSchema({"type": ["string", "integer"], "pattern": "^[0-9]{1,6}(s|m|h)?$", "examples": ["90s", "10m"]}),
-]
-Words = Annotated[
-    str | tuple[str, ...],
-    BeforeValidator(_words),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
-]
-SandboxPath = Annotated[str, AfterValidator(_absolute)]
-RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
-Env = dict[Annotated[str, AfterValidator(_env_name)], str]
-StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
-User = Annotated[str, Field(pattern=USER_PATTERN)]
-
-
-class RecipeModel(BaseModel):
-    """Frozen; an unknown key is an error."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
 
 
 class Debootstrap(RecipeModel):
@@ -132,7 +38,7 @@ class Debootstrap(RecipeModel):
 class Base(RecipeModel):
     """Where the first state comes from: exactly one key."""
 
-    image: Annotated[str, AfterValidator(_image)] | None = Field(
+    image: Annotated[str, AfterValidator(image_name)] | None = Field(
         None, description="a container image: docker://HOST/NAME:TAG, oci:FOLDER:TAG or docker-archive:FILE"
     )
     debootstrap: Debootstrap | None = None
@@ -149,53 +55,6 @@ class Machine(RecipeModel):
     internet: bool = Field(False, description="whether steps may reach the network outside")
 
 
-class Run(RecipeModel):
-    """A command. Text is run by the shell with -ec; a list is run as it is, without a shell."""
-
-    command: Words
-    shell: str = "sh"
-    user: User | None = None
-    workdir: SandboxPath | None = None
-    env: Env = Field(default_factory=dict)
-    timeout: Seconds | None = Field(None, description="default 1h")
-
-
-class FromStep(RecipeModel):
-    """Files that another step left in its state."""
-
-    step: str
-    path: SandboxPath
-
-
-class Copy(RecipeModel):
-    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes in ``to/``."""
-
-    from_: str | FromStep = Field(alias="from")
-    to: RelativeOrAbsolute
-    user: User | None = None
-
-
-class Verify(RecipeModel):
-    """A check on a throwaway fork: nothing it does is kept, and the build fails if it does not hold."""
-
-    run: Words
-    exit_code: int = Field(0, ge=0, le=255)
-    junit: SandboxPath | None = Field(None, description="a JUnit XML report that the command writes")
-    failed: tuple[str, ...] | None = Field(None, description="exactly these tests (classname::name) fail")
-    shell: str = "sh"
-    user: User | None = None
-    workdir: SandboxPath | None = None
-    env: Env = Field(default_factory=dict)
-    timeout: Seconds | None = Field(None, description="default 1h")
-
-
-class Ready(RecipeModel):
-    """When a started command counts as up: a command that exits 0, or a TCP port that accepts."""
-
-    command: Words | None = None
-    port: int | None = Field(None, ge=1, le=65535)
-
-
 class Step(RecipeModel):
     """One step: exactly one verb, and what it stands on."""
 
@@ -203,14 +62,14 @@ class Step(RecipeModel):
 
     id: StepId = Field(description="default: the verb and the position, such as run-3")
     needs: tuple[str, ...] | None = Field(None, description="default: the step before; []: the base")
-    run: Annotated[Run, _short_form("command")] | None = None
+    run: Annotated[Run, short_form("command")] | None = None
     copy_: Copy | None = Field(None, alias="copy")
     env: Env | None = None
     workdir: RelativeOrAbsolute | None = None
     user: User | None = None
-    verify: Annotated[Verify, _short_form("run")] | None = None
-    start: Annotated[Run, _short_form("command")] | None = None
-    ready: Annotated[Ready, _short_form("command")] | None = Field(None, description="with start only")
+    verify: Annotated[Verify, short_form("run")] | None = None
+    start: Annotated[Run, short_form("command")] | None = None
+    ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of run, verify, start; default 1h")
 
     @classmethod
@@ -266,7 +125,7 @@ class HookCommand(RecipeModel):
 
 
 Commands = Annotated[
-    tuple[Annotated[HookCommand, _short_form("command")], ...],
+    tuple[Annotated[HookCommand, short_form("command")], ...],
     Field(max_length=MAX_HOOKS),
 ]
 

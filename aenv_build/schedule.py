@@ -6,7 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from aenv_build.plan import Plan, Stage
-from aenv_build.recipe import FromStep
+from aenv_build.verbs import FromStep
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from aenv_build.events import Sink, StageOutput
 from aenv_build.files import disk_limit, holds_directory, strip_top, write_tar
 from aenv_build.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.plan import Stage, argv, copy_target, run_context
-from aenv_build.recipe import FromStep, Ready, Run, Verify
 from aenv_build.staging import StagingMachine
+from aenv_build.verbs import FromStep, Ready, Run, Verify
 from aenv_run.errors import AenvError, CommandTimeout, SandboxDead, StepFailed
 from aenv_run.guest import Command, Ended, Guest, Output
 from aenv_run.printable import printable_lines

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from aenv_build.plan import Plan, Stage
-from aenv_build.recipe import FromStep
+from aenv_build.verbs import FromStep
 from aenv_run.printable import printable
 
 WIDTH = 60

@@ -12,7 +12,8 @@ import pytest
 from aenv_build.keys import EXCLUSIONS, HostFacts
 from aenv_build.load import load
 from aenv_build.plan import Plan, make_plan
-from aenv_build.recipe import Copy, Ready, Run, Step, Verify
+from aenv_build.recipe import Step
+from aenv_build.verbs import Copy, Ready, Run, Verify
 from aenv_run.types import Architecture, Digest
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))

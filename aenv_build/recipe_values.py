@@ -1,0 +1,108 @@
+"""Kinds of values in a recipe: sizes, durations, paths, commands; each says what is wrong with a bad one."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+from aenv_build.image_reference import parse_image
+from aenv_run.hooks import USER_PATTERN
+
+_SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
+_MIB = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
+_TIME = re.compile(r"([0-9]{1,6})(s|m|h)?")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
+
+
+def _mebibytes(value: object) -> object:
+    if isinstance(value, str) and (found := _SIZE.fullmatch(value)):
+        size = int(found[1]) * _MIB[found[2]]
+        if size != int(size):
+            raise ValueError("must be whole MiB")
+        return int(size)
+    raise ValueError(f"{value!r} is not a size: write a whole number and a unit, such as 512MiB or 4GiB")
+
+
+def _seconds(value: object) -> object:
+    if isinstance(value, int | str) and not isinstance(value, bool):
+        found = _TIME.fullmatch(str(value))
+        if found and int(found[1]) > 0:
+            return int(found[1]) * _SECONDS[found[2] or ""]
+    raise ValueError(f"{value!r} is not a duration: write seconds or 90s, 10m, 2h")
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError(f"{value!r} must be an absolute path in the sandbox")
+    return _inside(value)
+
+
+def _inside(value: str) -> str:
+    if ".." in value.split("/"):
+        raise ValueError(f"{value!r} must not contain '..'")
+    if "\0" in value or not value:
+        raise ValueError("a path is not empty and has no NUL")
+    return value
+
+
+def image_name(value: str) -> str:
+    """The name of a container image, checked."""
+    parse_image(value)
+    return value
+
+
+def _env_name(value: str) -> str:
+    if not value or "=" in value or "\0" in value:
+        raise ValueError(f"{value!r} is not a name of an environment variable")
+    return value
+
+
+def _words(value: object) -> object:
+    return (
+        value
+        if isinstance(value, str | list | tuple)
+        else _refuse("text (run by the shell) or a list of arguments")
+    )
+
+
+def _refuse(what: str) -> object:
+    raise ValueError(f"must be {what}")
+
+
+def short_form(key: str) -> BeforeValidator:
+    """``run: "x"`` is short for ``run: {command: "x"}``; the model sees the long form only."""
+
+    def expand(value: object) -> object:
+        return {key: value} if isinstance(value, str | list | int) else value
+
+    return BeforeValidator(expand)
+
+
+SizeMib = Annotated[
+    int,
+    BeforeValidator(_mebibytes),
+    WithJsonSchema({"type": "string", "pattern": "^[0-9]{1,9}(KiB|MiB|GiB|TiB)$", "examples": ["512MiB", "4GiB"]}),
+]
+Seconds = Annotated[
+    int,
+    BeforeValidator(_seconds),
+    WithJsonSchema({"type": ["string", "integer"], "pattern": "^[0-9]{1,6}(s|m|h)?$", "examples": ["90s", "10m"]}),
+]
+Words = Annotated[
+    str | tuple[str, ...],
+    BeforeValidator(_words),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
+]
+SandboxPath = Annotated[str, AfterValidator(_absolute)]
+RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
+Env = dict[Annotated[str, AfterValidator(_env_name)], str]
+StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
+User = Annotated[str, Field(pattern=USER_PATTERN)]
+
+
+class RecipeModel(BaseModel):
+    """Frozen; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True)
