@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
-from aenv_run.catalog import RemovedRecord, TagRecord, VersionRecord
+from aenv_run.catalog import MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Blob, Snapshot
@@ -124,10 +124,16 @@ class _Check:
             self._removed.add((name, version))
 
     def _tag_ref(self, key: StoreKey) -> None:
-        if (record := self._repository.read_ref(key, TagRecord)) is not None:
+        record = self._repository.read_ref(key, TagRecord)
+        if record is not None and record.version is not None:  # one that was removed is kept for its moves
             self._counts["tags"] += 1
             _, _, name, tag = key.split("/")
             self._tags[name, tag] = record.version
+
+    def _moves_ref(self, key: StoreKey) -> None:
+        page = self._repository.read_ref(key, MovesPage)
+        if page is not None and str(page.moves[0].number) != key.rpartition("/")[2]:
+            raise CorruptData(f"{key} begins with move {page.moves[0].number}")
 
     def _stage_ref(self, key: StoreKey) -> None:
         """The builder owns these records: all that is known here is that they may name a snapshot."""
@@ -231,6 +237,10 @@ def _ref_reader(key: StoreKey) -> Callable[[_Check, StoreKey], None] | None:
             if parts[1] == "tags":
                 Tag(parts[3])
                 return _Check._tag_ref
+        if len(parts) == 5 and parts[:2] == ["refs", "moves"] and re.fullmatch(r"[1-9][0-9]{0,8}", parts[4]):
+            Name(parts[2])
+            Tag(parts[3])
+            return _Check._moves_ref
         if len(parts) == 3 and parts[0] == "refs" and parts[1] in RECORD_KINDS:
             StageKey(parts[2])
             return _Check._stage_ref

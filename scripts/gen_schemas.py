@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from aenv_build.recipe import Recipe
-from aenv_run.catalog import RemovedRecord, TagRecord, VersionRecord
+from aenv_run.catalog import MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -21,7 +21,11 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SCHEMAS: list[tuple[str, str, object]] = [
     ("recipe.schema.json", "Recipe", Recipe),
     ("snapshot.schema.json", "Snapshot manifest", Snapshot),
-    ("catalog.schema.json", "Catalog refs: version, tag, removal", VersionRecord | TagRecord | RemovedRecord),
+    (
+        "catalog.schema.json",
+        "Catalog refs: version, tag, moves of a tag, removal",
+        VersionRecord | TagRecord | MovesPage | RemovedRecord,
+    ),
 ]
 
 

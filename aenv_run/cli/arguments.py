@@ -92,6 +92,29 @@ def complete_snapshot(context: click.Context, parameter: click.Parameter, incomp
     return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
 
 
+def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Names of the catalog."""
+    return [CompletionItem(name) for name in open_catalog().names() if name.startswith(incomplete)]
+
+
+def complete_reference(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """``name:version`` and ``name:tag``."""
+    entries = open_catalog().entries()
+    found = sorted({entry.reference for entry in entries} | {f"{e.name}:{tag}" for e in entries for tag in e.tags})
+    return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
+
+
+def complete_tag(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Tags of the name that was given before."""
+    from aenv_run.types import Name
+
+    name = context.params.get("name")
+    tags = open_catalog().tags(Name(name)) if name else ()
+    return [CompletionItem(tag) for tag in tags if tag.startswith(incomplete)]
+
+
 sandbox_argument = click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)
 
 

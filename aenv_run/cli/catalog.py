@@ -1,18 +1,17 @@
-"""catalog ls, show, tag, rm. They read and write the repository directly; no node is needed."""
+"""catalog, with its ls, show and rm. They read and write the repository directly; no node is needed."""
 
 from __future__ import annotations
-
-from datetime import UTC, datetime
 
 import click
 
 from aenv_run.catalog import Entry, Reference
-from aenv_run.cli.arguments import complete_snapshot, open_catalog
-from aenv_run.cli.output import age, json_option, print_json, print_table, size
+from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
+from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
 from aenv_run.errors import InvalidInput
 from aenv_run.printable import printable
 from aenv_run.snapshot import Snapshot
-from aenv_run.types import Name, Tag
+from aenv_run.types import Name
 
 reference_argument = click.argument("reference", metavar="SNAPSHOT", shell_complete=complete_snapshot)
 
@@ -23,7 +22,7 @@ def catalog() -> None:
 
 
 @catalog.command("ls", epilog="\b\nExamples:\n  aenv catalog ls\n  aenv catalog ls swe-task --json")
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_name)
 @json_option
 def list_entries(name: str | None, as_json: bool) -> None:
     """List the versions of all names, or of one."""
@@ -36,7 +35,7 @@ def list_entries(name: str | None, as_json: bool) -> None:
             entry.reference,
             ", ".join(entry.tags),
             entry.snapshot_id.short if entry.snapshot_id else "-",
-            _age(entry.created_at),
+            moment_age(entry.created_at),
             size(entry.size_bytes),
             entry.problem or ("yes" if entry.has_memory else "no"),
         ]
@@ -127,40 +126,22 @@ def _what(snapshot: Snapshot) -> str:
     return f"{len(snapshot.disk)} layers" + (" and memory" if snapshot.memory else "")
 
 
-@catalog.command(
-    epilog="\b\nExamples:\n  aenv catalog tag swe-task:2 stable\n  aenv catalog tag swe-task:2 old --delete"
-)
-@reference_argument
-@click.argument("tag")
-@click.option("--delete", is_flag=True, help="Remove the tag instead.")
-def tag(reference: str, tag: str, delete: bool) -> None:
-    """Move TAG to a version of a name."""
-    names = open_catalog()
-    resolved = names.resolve(reference)
-    if resolved.name is None or resolved.version is None:
-        raise InvalidInput("a tag belongs to a name", fix="write NAME:VERSION, not a snapshot id")
-    if delete:
-        names.untag(resolved.name, Tag(tag))
-    else:
-        names.tag(resolved.name, Tag(tag), resolved.version)
-        click.echo(f"{resolved.name}:{tag} -> {resolved.name}:{resolved.version}")
-
-
 @catalog.command("rm", epilog="\b\nExamples:\n  aenv catalog rm swe-task:1\n  aenv catalog rm swe-task --all")
 @reference_argument
 @click.option("--all", "everything", is_flag=True, help="Every version of the name.")
-def remove(reference: str, everything: bool) -> None:
+@json_option
+def remove(reference: str, everything: bool, as_json: bool) -> None:
     """Take a version (or with --all a name) out of the catalog. Running sandboxes are not touched."""
     parsed = Reference.parse(reference)
     if parsed.name is None or (parsed.version is None) != everything:
         raise InvalidInput("say which version to remove", fix="write NAME:VERSION, or NAME --all")
-    for version in open_catalog().remove(parsed.name, parsed.version):
-        click.echo(f"{parsed.name}:{version}")
+    removed = [f"{parsed.name}:{version}" for version in open_catalog().remove(parsed.name, parsed.version)]
+    if as_json:
+        print_json({"removed": removed})
+        return
+    for reference in removed:
+        click.echo(reference)
 
 
-def _age(created_at: str) -> str:
-    try:
-        moment = datetime.fromisoformat(created_at.replace("Z", "+00:00"))
-    except ValueError:
-        return "-"
-    return age(moment.astimezone(UTC).timestamp())
+for command in (tag, promote, rollback, show_history):
+    catalog.add_command(command)

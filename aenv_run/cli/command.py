@@ -29,7 +29,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     "rm": ("sandboxes", "remove", "kill and remove sandboxes"),
     "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
-    "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, remove"),
+    "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, promote, roll back, remove"),
     "check": ("check", "check", "is the repository whole"),
     "cache": ("cache", "cache", "blobs that are local to this machine: show, prune"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),

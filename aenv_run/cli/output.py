@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 
 import click
 from pydantic import BaseModel
@@ -80,6 +81,15 @@ def duration(seconds: float) -> str:
 def age(since_s: float) -> str:
     """Time since then."""
     return duration(time.time() - since_s)
+
+
+def moment_age(moment: str) -> str:
+    """Time since a moment of a record (RFC 3339); ``-`` for what is none."""
+    try:
+        then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
+    except ValueError:
+        return "-"
+    return age(then.timestamp())
 
 
 def size(count: int) -> str:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from aenv_run.cache import BlobCache
-from aenv_run.catalog import Catalog
+from aenv_run.catalog import Catalog, Move, TagRecord, tag_key
+from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
+from aenv_run.digest import canonical_json
 from aenv_run.errors import NoSpace, NotFound, StoreUnavailable
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
@@ -122,6 +124,55 @@ def test_killed_at_every_operation_of_a_removal(tmp_path: Path, when: str) -> No
             before.catalog.resolve(f"{NAME}")
         before.intact()
         assert before.catalog.publish(NAME, before.base.id) == 2  # the number is never given out again
+
+
+def long_history(scratch: Path) -> Before:
+    """One more move of the tag makes a page of its oldest moves."""
+    before = Before(scratch)
+    before.catalog.publish(NAME, commit(before.repository, scratch, b"second").id)
+    moves = [
+        Move(
+            number=number,
+            act="tag",
+            at="2025-01-31T12:00:00Z",
+            from_version=1 + number % 2,
+            to_version=2 - number % 2,
+        )
+        for number in range(1, 2 * PAGE_MOVES)
+    ]
+    before.store.damage(tag_key(NAME, STABLE), canonical_json(TagRecord(version=1, moves=tuple(moves))))
+    return before
+
+
+@pytest.mark.parametrize("when", WHENS)
+@pytest.mark.parametrize("act", ["promote", "rollback"])
+def test_killed_at_every_operation_of_a_move(tmp_path: Path, when: str, act: str) -> None:
+    def move(before: Before) -> None:
+        if act == "promote":
+            before.catalog.promote(NAME, STABLE, 2)
+        elif before.catalog.resolve(f"{NAME}:stable").version == 1:
+            before.catalog.rollback(NAME, STABLE, 2)
+
+    before = long_history(tmp_path)
+    start = before.store.operations
+    move(before)
+    count = before.store.operations - start
+    for at in range(1, count + 1):
+        before = long_history(tmp_path)
+        told = list(before.catalog.tag_log.moves(NAME, STABLE))
+        before.store.arm(Fault(at, when))  # type: ignore[arg-type]
+        with pytest.raises(Crash):
+            move(before)
+        before.store.restart()
+        before.intact()
+        now = list(before.catalog.tag_log.moves(NAME, STABLE))
+        assert now[-len(told) :] == told and len(now) - len(told) in (0, 1)
+        assert before.catalog.resolve(f"{NAME}:stable").version == (2 if len(now) > len(told) else 1)
+        move(before)
+        before.intact()
+        last, *rest = before.catalog.tag_log.moves(NAME, STABLE)
+        assert (rest, last.act, last.to_version) == (told, act, 2)
+        assert before.catalog.resolve(f"{NAME}:stable").version == 2
 
 
 @pytest.mark.timeout(240)

@@ -1,0 +1,205 @@
+"""The catalog: what people call snapshots."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+
+from aenv_run.actor import actor
+from aenv_run.catalog.records import Move, Version, VersionRecord, checked, now, version_key
+from aenv_run.catalog.reference import Reference, require_publishable
+from aenv_run.catalog.tags import Tags
+from aenv_run.catalog.versions import Versions
+from aenv_run.errors import AenvError, CorruptData, NotFound, Unsupported
+from aenv_run.repository import Repository
+from aenv_run.snapshot import Snapshot
+from aenv_run.types import Model, Name, SnapshotId, Tag
+
+MAX_LINEAGE = 10_000
+DEFAULT_TAG = Tag("latest")
+
+
+class Resolved(Model):
+    """What a reference means now."""
+
+    snapshot_id: SnapshotId
+    name: Name | None = None
+    version: Version | None = None
+
+
+class Entry(Model):
+    """One row of the catalog. ``problem`` says why the snapshot could not be read, then sizes are 0.
+
+    Of a damaged version ref ``snapshot_id`` is None; a damaged tag ref is a row of its own, without a version.
+    """
+
+    name: Name
+    version: Version | None
+    tags: tuple[Tag, ...] = ()
+    snapshot_id: SnapshotId | None
+    created_at: str = ""
+    size_bytes: int = 0
+    has_memory: bool = False
+    problem: str | None = None
+
+    @property
+    def reference(self) -> str:
+        """How people write it."""
+        return f"{self.name}:{self.tags[0] if self.version is None else self.version}"
+
+
+class Catalog:
+    """Blocking and thread-safe, as the repository is. ``by`` is who changes it, for the history."""
+
+    def __init__(self, repository: Repository, *, by: str | None = None) -> None:
+        self.repository = repository
+        self.by = actor() if by is None else by
+        self._store = repository.store
+        #: What each version is, and was.
+        self.version_log = Versions(repository)
+        #: Where each tag is, and was.
+        self.tag_log = Tags(repository, self.version_log, self.by)
+
+    def publish(self, name: Name, snapshot_id: SnapshotId, tags: Iterable[Tag] = ()) -> Version:
+        """Give the snapshot the next version of ``name`` and move ``tags`` to it; the ref that makes it seen.
+
+        If the highest version is that snapshot already, it is that version again, so a repeat changes nothing.
+        Of two publishers at once the higher version keeps the tags, whoever is slower.
+        """
+        require_publishable(name)
+        self.repository.snapshot(snapshot_id)
+        record = VersionRecord(snapshot_id=snapshot_id, created_at=now(), by=self.by)
+        version = self.version_log.claim(name, record)
+        for tag in tags:
+            self.tag_log.move(name, tag, version, "publish")
+        return version
+
+    def resolve(self, reference: str) -> Resolved:
+        """Which snapshot it is; ``NotFound`` says what exists. A name alone is its ``latest``, or the highest."""
+        wanted = Reference.parse(reference)
+        if wanted.id_prefix is not None:
+            return Resolved(snapshot_id=self.repository.find(wanted.id_prefix))
+        assert wanted.name is not None
+        live = self.version_log.live(wanted.name)
+        if not live:
+            raise self.version_log.unknown(wanted.name)
+        if wanted.version is not None:
+            version = wanted.version
+        else:
+            tagged = self.tag_log.read(wanted.name, wanted.tag or DEFAULT_TAG)
+            if tagged not in live:
+                tagged = None  # its version was removed: as good as no tag
+            if tagged is None and wanted.tag is not None:
+                raise self.tag_log.unknown_part(wanted.name, reference, live)
+            version = tagged if tagged is not None else live[-1]
+        record = self.version_log.read(wanted.name, version) if version in live else None
+        if record is None:
+            raise self.tag_log.unknown_part(wanted.name, reference, live)
+        return Resolved(snapshot_id=record.snapshot_id, name=wanted.name, version=version)
+
+    # Tags
+
+    def tag(self, name: Name, tag: Tag, version: Version) -> None:
+        """Move ``tag`` to ``version``, which must exist."""
+        self.tag_log.move(name, tag, checked(version), "tag")
+
+    def untag(self, name: Name, tag: Tag) -> None:
+        """Remove the tag; the version stays."""
+        if tag not in self.tag_log.of(name):
+            raise self.missing(name, f"{name}:{tag}")
+        self.tag_log.drop(name, tag, "untag", None)
+
+    def promote(self, name: Name, tag: Tag, version: Version) -> bool:
+        """Move ``tag`` forward to ``version``; whether it was elsewhere. ``Conflict`` when that is backwards."""
+        return self.tag_log.move(name, tag, checked(version), "promote")
+
+    def rollback(self, name: Name, tag: Tag, version: Version | None = None) -> Move:
+        """Move ``tag`` back to where it was before, or to ``version``; ``Conflict`` when there is no such place.
+
+        A second one goes further back. Versions that were removed meanwhile are passed over.
+        """
+        return self.tag_log.rollback(name, tag, None if version is None else checked(version))
+
+    def remove(self, name: Name, version: Version | None = None) -> tuple[Version, ...]:
+        """Take back one version, or all, with the tags that point there; returns them. Blobs stay until gc."""
+        live = self.version_log.live(name)
+        if not live:
+            raise self.version_log.unknown(name)
+        if version is not None and version not in live:
+            raise self.tag_log.unknown_part(name, f"{name}:{version}", live)
+        going = live if version is None else (version,)
+        for gone in going:
+            self.version_log.bury(name, gone, self.by)
+        by_version, damaged = self.tag_log.by_version(name)
+        for gone in going:
+            for tag in by_version.get(gone, ()):
+                self.tag_log.drop(name, tag, "remove", going)
+        for bad in damaged if version is None else ():
+            with suppress(Unsupported):  # without a version it counts as no tag
+                self.tag_log.drop(name, bad.tag, "remove", going)
+        for gone in going:
+            self._store.delete(version_key(name, gone))
+        return going
+
+    # Reading
+
+    def names(self) -> tuple[Name, ...]:
+        """Every name that has a version, sorted."""
+        return self.version_log.names()
+
+    def versions(self, name: Name) -> tuple[Version, ...]:
+        """The versions of ``name``, lowest first."""
+        return self.version_log.live(name)
+
+    def tags(self, name: Name) -> tuple[Tag, ...]:
+        """The tags of ``name``, sorted, also those whose version was removed."""
+        return self.tag_log.of(name)
+
+    def entries(self, name: Name | None = None) -> list[Entry]:
+        """Every version of every name (or of one), by name and version."""
+        entries: list[Entry] = []
+        for row_name in (name,) if name is not None else self.version_log.names():
+            live = self.version_log.live(row_name)
+            tags, damaged = self.tag_log.by_version(row_name) if live else ({}, [])
+            entries += [
+                Entry(name=row_name, version=None, tags=(bad.tag,), snapshot_id=None, problem=bad.problem)
+                for bad in damaged
+            ]
+            for version in live:
+                entry = self._entry(row_name, version, tuple(tags.get(version, ())))
+                if entry is not None:  # None: removed meanwhile
+                    entries.append(entry)
+        if name is not None and not entries:
+            raise self.version_log.unknown(name)
+        return entries
+
+    def missing(self, name: Name, reference: str) -> AenvError:
+        """``NotFound`` for what does not exist, with what does."""
+        live = self.version_log.live(name)
+        return self.tag_log.unknown_part(name, reference, live) if live else self.version_log.unknown(name)
+
+    def lineage(self, id: SnapshotId) -> list[Snapshot]:
+        """The snapshot, its parent, and so on to the root."""
+        chain = [self.repository.snapshot(id)]
+        while (parent := chain[-1].parent) is not None:
+            if len(chain) >= MAX_LINEAGE:
+                raise CorruptData(f"snapshot {id} has more than {MAX_LINEAGE} ancestors")
+            chain.append(self.repository.snapshot(parent))
+        return chain
+
+    def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...]) -> Entry | None:
+        try:
+            record = self.version_log.read(name, version)
+        except (CorruptData, Unsupported) as error:
+            return Entry(name=name, version=version, tags=tags, snapshot_id=None, problem=error.message)
+        if record is None:
+            return None
+        row = Entry(
+            name=name, version=version, tags=tags, snapshot_id=record.snapshot_id, created_at=record.created_at
+        )
+        try:
+            snapshot = self.repository.snapshot(record.snapshot_id)
+        except (NotFound, CorruptData, Unsupported) as error:
+            return row.model_copy(update={"problem": error.message})
+        size = sum({blob.digest: blob.size_bytes for blob in snapshot.blobs()}.values())
+        return row.model_copy(update={"size_bytes": size, "has_memory": snapshot.memory is not None})

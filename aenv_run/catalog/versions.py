@@ -1,0 +1,96 @@
+"""Versions of names: numbers that are given out once, each one snapshot for ever."""
+
+from __future__ import annotations
+
+import difflib
+
+from aenv_run.catalog.records import (
+    RACE_TRIES,
+    RemovedRecord,
+    Version,
+    VersionRecord,
+    checked,
+    named,
+    now,
+    removed_key,
+    version_key,
+)
+from aenv_run.digest import canonical_json
+from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsupported
+from aenv_run.repository import Repository
+from aenv_run.types import Name
+
+
+class Versions:
+    """Blocking and thread-safe, as the repository is."""
+
+    def __init__(self, repository: Repository) -> None:
+        self._repository = repository
+        self._store = repository.store
+
+    def live(self, name: Name) -> tuple[Version, ...]:
+        """Those of ``name`` that were not removed, lowest first."""
+        # Removals are read second: a removed version then is never taken for a live one.
+        published = self._numbers("refs/names/", name)
+        removed = set(self.removed(name))
+        return tuple(sorted(version for version in published if version not in removed))
+
+    def removed(self, name: Name) -> list[Version]:
+        """Those of ``name`` that were."""
+        return self._numbers("refs/removed/", name)
+
+    def names(self) -> tuple[Name, ...]:
+        """Every name that has a version, sorted."""
+        found = {part[0] for info in self._store.list("refs/names/") if (part := named(info.key, "refs/names/"))}
+        return tuple(name for name in sorted(found) if self.live(name))
+
+    def read(self, name: Name, version: Version) -> VersionRecord | None:
+        """None when there is no such version."""
+        return self._repository.read_ref(version_key(name, version), VersionRecord)
+
+    def read_removed(self, name: Name, version: Version) -> RemovedRecord | None:
+        """None when it was not removed."""
+        return self._repository.read_ref(removed_key(name, version), RemovedRecord)
+
+    def claim(self, name: Name, record: VersionRecord) -> Version:
+        """Write it under the next number, unless the highest version is that snapshot: then it is that one."""
+        data = canonical_json(record)
+        for _ in range(RACE_TRIES):
+            live, removed = self.live(name), self.removed(name)
+            if live:
+                try:
+                    highest = self.read(name, live[-1])
+                except CorruptData:
+                    highest = None  # its number is taken all the same
+                if highest is not None and highest.snapshot_id == record.snapshot_id:
+                    return live[-1]
+            version = checked(max((0, *live, *removed)) + 1)
+            # After the ref, look again for its removal: a slow publisher must not bring a number back.
+            if self._store.put_new(version_key(name, version), data) and version in self.live(name):
+                return version
+        raise Conflict(f"too many others publish versions of {name} at the same time", fix="try again")
+
+    def bury(self, name: Name, version: Version, by: str) -> None:
+        """Write that it was removed: from then on it is not live."""
+        try:
+            record = self.read(name, version)
+        except (CorruptData, Unsupported):
+            record = None
+        removed = RemovedRecord(removed_at=now(), by=by, version=record)
+        self._store.put_new(removed_key(name, version), canonical_json(removed))
+
+    def unknown(self, name: Name) -> AenvError:
+        """``NotFound`` for a name without versions, with the nearest that have some."""
+        names = self.names()
+        if not names:
+            return NotFound(f"no snapshot is named {name}; the catalog is empty", fix="build one with aenv-build")
+        near = difflib.get_close_matches(name, names, n=3)
+        others = [other for other in names if other not in near]
+        shown = [*near, *others][:10]
+        more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
+        fix = f"did you mean {near[0]}?" if near else ""
+        return NotFound(f"no snapshot is named {name}; there are {', '.join(shown)}{more}", fix=fix)
+
+    def _numbers(self, under: str, name: Name) -> list[Version]:
+        found = (named(info.key, under) for info in self._store.list(f"{under}{name}/"))
+        return [part[1] for part in found if part is not None]
