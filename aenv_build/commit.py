@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
@@ -124,11 +123,11 @@ class Committer:
         )
 
     def _provenance(self, step: str, key: StageKey | None) -> Provenance:
+        """Without time and host, so that equal states are one snapshot: the version's record has them."""
         return Provenance(
             recipe_digest=self._plan.source.digest,
             recipe_name=self._plan.source.recipe.name,
             step=step,
             stage_key=key,
             builder=f"aenv-build {version('aenv')}",
-            created_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )

@@ -18,6 +18,7 @@ from aenv_build.files import disk_limit
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
+from aenv_build.provenance import how_built
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
 from aenv_build.scratch import scratch
 from aenv_build.staging import Slots, StagingMachine
@@ -185,7 +186,8 @@ class _Run:
         for position, planned in enumerate(self._plan.outputs):
             snapshot = self._outputs[position]
             tags = planned.output.tags
-            version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags))
+            built = await how_built(self._plan, self._shop.driver.name, snapshot)
+            version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags, built=built))
             fresh = position in self._built_outputs
             published.append(Published(planned.name, version, tags, snapshot, fresh))
             self._tell(

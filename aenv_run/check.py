@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Literal
 
-from aenv_run.catalog import MovesPage, RemovedRecord, TagRecord, VersionRecord
+from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Blob, Snapshot
@@ -135,6 +135,9 @@ class _Check:
         if page is not None and str(page.moves[0].number) != key.rpartition("/")[2]:
             raise CorruptData(f"{key} begins with move {page.moves[0].number}")
 
+    def _labels_ref(self, key: StoreKey) -> None:
+        self._repository.read_ref(key, LabelsRecord)
+
     def _stage_ref(self, key: StoreKey) -> None:
         """The builder owns these records: all that is known here is that they may name a snapshot."""
         try:
@@ -226,14 +229,17 @@ class _Check:
         self._counts["unreferenced_snapshots"] = sum(id not in self._users for id in snapshots)
 
 
+NUMBERED = {"names": _Check._version_ref, "removed": _Check._removed_ref, "labels": _Check._labels_ref}
+
+
 def _ref_reader(key: StoreKey) -> Callable[[_Check, StoreKey], None] | None:
     """How to read a ref of this form; None for a key that is no ref."""
     parts = key.split("/")
     try:
         if len(parts) == 4 and parts[0] == "refs":
             Name(parts[2])
-            if parts[1] in ("names", "removed") and re.fullmatch(r"[1-9][0-9]{0,8}", parts[3]):
-                return _Check._version_ref if parts[1] == "names" else _Check._removed_ref
+            if (reader := NUMBERED.get(parts[1])) and re.fullmatch(r"[1-9][0-9]{0,8}", parts[3]):
+                return reader
             if parts[1] == "tags":
                 Tag(parts[3])
                 return _Check._tag_ref

@@ -13,7 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from aenv_build.recipe import Recipe
-from aenv_run.catalog import MovesPage, RemovedRecord, TagRecord, VersionRecord
+from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -23,8 +23,8 @@ SCHEMAS: list[tuple[str, str, object]] = [
     ("snapshot.schema.json", "Snapshot manifest", Snapshot),
     (
         "catalog.schema.json",
-        "Catalog refs: version, tag, moves of a tag, removal",
-        VersionRecord | TagRecord | MovesPage | RemovedRecord,
+        "Catalog refs: version, tag, moves of a tag, labels, removal",
+        VersionRecord | TagRecord | MovesPage | LabelsRecord | RemovedRecord,
     ),
 ]
 

@@ -8,9 +8,12 @@ ever: writing it is the one act of a removal, the rest is tidying, and the numbe
 from aenv_run.catalog.history import MAX_EVENTS as MAX_EVENTS
 from aenv_run.catalog.history import Event as Event
 from aenv_run.catalog.history import history as history
+from aenv_run.catalog.labels import LabelsRecord as LabelsRecord
+from aenv_run.catalog.labels import labels_key as labels_key
 from aenv_run.catalog.names import Catalog as Catalog
 from aenv_run.catalog.names import Entry as Entry
 from aenv_run.catalog.names import Resolved as Resolved
+from aenv_run.catalog.records import Built as Built
 from aenv_run.catalog.records import Move as Move
 from aenv_run.catalog.records import MovesPage as MovesPage
 from aenv_run.catalog.records import RemovedRecord as RemovedRecord
@@ -23,3 +26,6 @@ from aenv_run.catalog.records import tag_key as tag_key
 from aenv_run.catalog.records import version_key as version_key
 from aenv_run.catalog.reference import Reference as Reference
 from aenv_run.catalog.reference import require_publishable as require_publishable
+from aenv_run.catalog.search import Hit as Hit
+from aenv_run.catalog.search import search as search
+from aenv_run.catalog.search import with_labels as with_labels

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
+from pydantic import Field
+
 from aenv_run.actor import actor
-from aenv_run.catalog.records import Move, Version, VersionRecord, checked, now, version_key
+from aenv_run.catalog.labels import Labels, labels_key
+from aenv_run.catalog.records import Built, Move, Version, VersionRecord, checked, now, version_key
 from aenv_run.catalog.reference import Reference, require_publishable
 from aenv_run.catalog.tags import Tags
 from aenv_run.catalog.versions import Versions
-from aenv_run.errors import AenvError, CorruptData, NotFound, Unsupported
+from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsupported
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, SnapshotId, Tag
@@ -40,6 +43,12 @@ class Entry(Model):
     created_at: str = ""
     size_bytes: int = 0
     has_memory: bool = False
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="of the snapshot, and above them the version's"
+    )
+    recipe_name: str | None = None
+    by: str = ""
+    built: Built | None = None
     problem: str | None = None
 
     @property
@@ -59,16 +68,21 @@ class Catalog:
         self.version_log = Versions(repository)
         #: Where each tag is, and was.
         self.tag_log = Tags(repository, self.version_log, self.by)
+        #: What people note about versions.
+        self.labels = Labels(repository)
 
-    def publish(self, name: Name, snapshot_id: SnapshotId, tags: Iterable[Tag] = ()) -> Version:
+    def publish(
+        self, name: Name, snapshot_id: SnapshotId, tags: Iterable[Tag] = (), *, built: Built | None = None
+    ) -> Version:
         """Give the snapshot the next version of ``name`` and move ``tags`` to it; the ref that makes it seen.
 
-        If the highest version is that snapshot already, it is that version again, so a repeat changes nothing.
+        If the highest version is that snapshot already, it is that version again, so a repeat changes nothing;
+        only where more was verified than then it is a new one. ``built`` is the builder's note of how.
         Of two publishers at once the higher version keeps the tags, whoever is slower.
         """
         require_publishable(name)
         self.repository.snapshot(snapshot_id)
-        record = VersionRecord(snapshot_id=snapshot_id, created_at=now(), by=self.by)
+        record = VersionRecord(snapshot_id=snapshot_id, created_at=now(), by=self.by, built=built)
         version = self.version_log.claim(name, record)
         for tag in tags:
             self.tag_log.move(name, tag, version, "publish")
@@ -109,8 +123,17 @@ class Catalog:
             raise self.missing(name, f"{name}:{tag}")
         self.tag_log.drop(name, tag, "untag", None)
 
-    def promote(self, name: Name, tag: Tag, version: Version) -> bool:
-        """Move ``tag`` forward to ``version``; whether it was elsewhere. ``Conflict`` when that is backwards."""
+    def promote(self, name: Name, tag: Tag, version: Version, *, verified: bool = False) -> bool:
+        """Move ``tag`` forward to ``version``; whether it was elsewhere. ``Conflict`` when that is backwards.
+
+        With ``verified`` also when no verify step of its recipe held as it was built.
+        """
+        record = self.version_log.read(name, checked(version)) if verified else None
+        if record is not None and not record.verified:
+            raise Conflict(
+                f"{name}:{version} was not verified when it was built, so {name}:{tag} was not moved",
+                fix="give its recipe a step with 'verify' and build it again, which makes a new version",
+            )
         return self.tag_log.move(name, tag, checked(version), "promote")
 
     def rollback(self, name: Name, tag: Tag, version: Version | None = None) -> Move:
@@ -138,8 +161,17 @@ class Catalog:
             with suppress(Unsupported):  # without a version it counts as no tag
                 self.tag_log.drop(name, bad.tag, "remove", going)
         for gone in going:
+            self._store.delete(labels_key(name, gone))
             self._store.delete(version_key(name, gone))
         return going
+
+    def label(
+        self, name: Name, version: Version, new: Mapping[str, str], without: Iterable[str] = ()
+    ) -> dict[str, str]:
+        """Set and remove labels of a version; all that it has of its own then. The snapshot's are for ever."""
+        if version not in self.version_log.live(name):
+            raise self.missing(name, f"{name}:{version}")
+        return self.labels.change(name, version, new, without)
 
     # Reading
 
@@ -194,12 +226,20 @@ class Catalog:
             return Entry(name=name, version=version, tags=tags, snapshot_id=None, problem=error.message)
         if record is None:
             return None
+        labels, problem = self.labels.shown(name, version)
         row = Entry(
-            name=name, version=version, tags=tags, snapshot_id=record.snapshot_id, created_at=record.created_at
-        )
+            name=name, version=version, tags=tags, snapshot_id=record.snapshot_id, created_at=record.created_at,
+            by=record.by, built=record.built, labels=labels, problem=problem,
+        )  # fmt: skip
         try:
             snapshot = self.repository.snapshot(record.snapshot_id)
         except (NotFound, CorruptData, Unsupported) as error:
             return row.model_copy(update={"problem": error.message})
         size = sum({blob.digest: blob.size_bytes for blob in snapshot.blobs()}.values())
-        return row.model_copy(update={"size_bytes": size, "has_memory": snapshot.memory is not None})
+        facts = {
+            "size_bytes": size,
+            "has_memory": snapshot.memory is not None,
+            "labels": {**snapshot.labels, **labels},
+            "recipe_name": snapshot.provenance.recipe_name,
+        }
+        return row.model_copy(update=facts)

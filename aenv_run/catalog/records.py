@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from aenv_run.errors import InvalidInput
 from aenv_run.store import StoreKey
-from aenv_run.types import Model, Name, SnapshotId, Tag
+from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
 
 MAX_VERSION = 10**9 - 1
 #: How often a publisher or a tagger that lost a race tries again before it gives up.
@@ -25,13 +25,37 @@ Version = int
 Act = Literal["publish", "tag", "promote", "rollback", "untag", "remove"]
 
 
+class Built(Model):
+    """How a version was built: a note of the builder about it, no part of the snapshot, whose id it leaves alone.
+
+    So time, host and commit may differ between two builds whose result is the same snapshot.
+    """
+
+    recipe_digest: Digest | None = None
+    source_commit: str | None = Field(None, max_length=64, description="of the git checkout that the recipe is in")
+    source_dirty: bool | None = Field(None, description="whether that had changes; null when that is not known")
+    base: str = Field("", max_length=512, description="in a few words")
+    base_digest: Digest | None = Field(None, description="of the image, the archive or the base's disk layer")
+    builder: str = Field("", max_length=128)
+    driver: str = Field("", max_length=128)
+    host: str = Field("", max_length=256)
+    at: str = Field("", description="RFC 3339, UTC, seconds")
+    verified: tuple[str, ...] = Field((), max_length=512, description="steps of kind verify that held")
+
+
 class VersionRecord(Model):
-    """Content of ``refs/names/<name>/<version>``. Format 1 does not say by whom."""
+    """Content of ``refs/names/<name>/<version>``. Format 1 says neither by whom nor how."""
 
     format: Literal["aenv.version/1", "aenv.version/2"] = "aenv.version/2"
     snapshot_id: SnapshotId
     created_at: str = Field(description="RFC 3339, UTC, seconds")
     by: str = Field("", max_length=MAX_ACTOR, description="who published it, as that one said")
+    built: Built | None = None
+
+    @property
+    def verified(self) -> frozenset[str]:
+        """The verify steps that held when it was built."""
+        return frozenset(self.built.verified if self.built else ())
 
 
 class Move(Model):

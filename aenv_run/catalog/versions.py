@@ -53,7 +53,7 @@ class Versions:
         return self._repository.read_ref(removed_key(name, version), RemovedRecord)
 
     def claim(self, name: Name, record: VersionRecord) -> Version:
-        """Write it under the next number, unless the highest version is that snapshot: then it is that one."""
+        """Write it under the next number, unless the highest version says as much: then it is that one."""
         data = canonical_json(record)
         for _ in range(RACE_TRIES):
             live, removed = self.live(name), self.removed(name)
@@ -62,7 +62,7 @@ class Versions:
                     highest = self.read(name, live[-1])
                 except CorruptData:
                     highest = None  # its number is taken all the same
-                if highest is not None and highest.snapshot_id == record.snapshot_id:
+                if highest is not None and _says_as_much(highest, record):
                     return live[-1]
             version = checked(max((0, *live, *removed)) + 1)
             # After the ref, look again for its removal: a slow publisher must not bring a number back.
@@ -94,3 +94,8 @@ class Versions:
     def _numbers(self, under: str, name: Name) -> list[Version]:
         found = (named(info.key, under) for info in self._store.list(f"{under}{name}/"))
         return [part[1] for part in found if part is not None]
+
+
+def _says_as_much(record: VersionRecord, new: VersionRecord) -> bool:
+    """Whether it is the same snapshot, and no verify held now that had not been there then."""
+    return record.snapshot_id == new.snapshot_id and new.verified <= record.verified

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from aenv_run.catalog import Entry, Reference
+from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
 from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.catalog_labels import label, search_entries
 from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
 from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
 from aenv_run.errors import InvalidInput
@@ -21,12 +22,17 @@ def catalog() -> None:
     """Named snapshots. A version never changes; a tag moves."""
 
 
-@catalog.command("ls", epilog="\b\nExamples:\n  aenv catalog ls\n  aenv catalog ls swe-task --json")
+@catalog.command(
+    "ls",
+    epilog="\b\nExamples:\n  aenv catalog ls\n  aenv catalog ls swe-task --json\n"
+    "  aenv catalog ls --label suite=nightly --label owner",
+)
 @click.argument("name", required=False, shell_complete=complete_name)
+@click.option("--label", "labels", multiple=True, metavar="KEY[=VALUE]", help="Only those with all of these.")
 @json_option
-def list_entries(name: str | None, as_json: bool) -> None:
+def list_entries(name: str | None, labels: tuple[str, ...], as_json: bool) -> None:
     """List the versions of all names, or of one."""
-    entries = open_catalog().entries(Name(name) if name else None)
+    entries = with_labels(open_catalog().entries(Name(name) if name else None), labels)
     if as_json:
         print_json(entries)
         return
@@ -41,7 +47,7 @@ def list_entries(name: str | None, as_json: bool) -> None:
         ]
         for entry in entries
     ]
-    empty = "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
+    empty = "none has these labels" if labels else "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
     print_table(["SNAPSHOT", "TAGS", "ID", "AGE", "SIZE", "MEMORY"], rows, empty=empty)
     if any(entry.problem for entry in entries):
         click.echo("something cannot be read; `aenv check` tells more", err=True)
@@ -56,17 +62,19 @@ def show(reference: str, as_json: bool) -> None:
     resolved = names.resolve(reference)
     lineage = names.lineage(resolved.snapshot_id)
     entries = names.entries()
+    entry = _entry_of(resolved, entries)
     if as_json:
         print_json(
             {
                 "snapshot_id": str(resolved.snapshot_id),
                 "names": [e.reference for e in entries if e.snapshot_id == resolved.snapshot_id],
+                "version": _plain(entry),
                 "lineage": [str(snapshot.id) for snapshot in lineage],
                 "snapshot": lineage[0].model_dump(mode="json"),
             }
         )
         return
-    _print_facts(lineage[0], entries)
+    _print_facts(lineage[0], entries, entry)
     click.echo(click.style("\nlineage, newest first", bold=True))
     rows = [[s.id.short, _names_of(s, entries), s.provenance.step or "", _what(s)] for s in lineage]
     print_table(["ID", "NAMES", "STEP", "ADDS"], rows)
@@ -76,7 +84,21 @@ def show(reference: str, as_json: bool) -> None:
     _print_memory(lineage[0])
 
 
-def _print_facts(snapshot: Snapshot, entries: list[Entry]) -> None:
+def _entry_of(resolved: Resolved, entries: list[Entry]) -> Entry | None:
+    """The version that was asked for; of an id, one that is this snapshot."""
+    for entry in entries:
+        if resolved.name is None and entry.snapshot_id == resolved.snapshot_id:
+            return entry
+        if resolved.name is not None and (entry.name, entry.version) == (resolved.name, resolved.version):
+            return entry
+    return None
+
+
+def _plain(entry: Entry | None) -> object:
+    return entry.model_dump(mode="json") if entry else None
+
+
+def _print_facts(snapshot: Snapshot, entries: list[Entry], entry: Entry | None) -> None:
     machine, context, origin = snapshot.machine, snapshot.context, snapshot.provenance
     rows = [
         ("snapshot", snapshot.id),
@@ -89,12 +111,29 @@ def _print_facts(snapshot: Snapshot, entries: list[Entry]) -> None:
         ("runs as", f"{context.user} in {context.workdir}"),
         ("recipe", " ".join(x for x in (origin.recipe_name, (origin.recipe_digest or "")[:19]) if x) or "-"),
         ("step", origin.step or "-"),
-        ("commit", origin.source_commit or "-"),
-        ("built by", f"{origin.builder or '-'} at {origin.created_at or '-'}"),
-        *(("label", f"{key}={value}") for key, value in sorted(snapshot.labels.items())),
+        *_built_rows(snapshot, entry),
+        *(("label", f"{key}={value}") for key, value in sorted((entry or snapshot).labels.items())),
     ]
     for key, value in rows:
         click.echo(f"{click.style(f'{key:<10}', bold=True)}{printable(str(value))}")
+
+
+def _built_rows(snapshot: Snapshot, entry: Entry | None) -> list[tuple[str, str]]:
+    """Where it came from: what the snapshot itself says, and the note of the version."""
+    origin = snapshot.provenance
+    built = entry.built if entry and entry.built else Built()
+    dirty = {True: " with changes", False: "", None: " (changes unknown)"}[built.source_dirty]
+    commit = built.source_commit + dirty if built.source_commit else origin.source_commit
+    made_at = built.at or origin.created_at or "-"
+    rows = [
+        ("base", " ".join(part for part in (built.base, (built.base_digest or "")[:19]) if part)),
+        ("commit", commit or "-"),
+        ("built by", f"{built.builder or origin.builder or '-'} at {made_at}"),
+        ("built on", " with ".join(part for part in (built.host, built.driver) if part)),
+        ("verified", ", ".join(built.verified)),
+        ("published", f"by {entry.by or '-'} at {entry.created_at}" if entry else ""),
+    ]
+    return [row for row in rows if row[1]]
 
 
 def _print_hooks(snapshot: Snapshot) -> None:
@@ -143,5 +182,5 @@ def remove(reference: str, everything: bool, as_json: bool) -> None:
         click.echo(reference)
 
 
-for command in (tag, promote, rollback, show_history):
+for command in (label, search_entries, tag, promote, rollback, show_history):
     catalog.add_command(command)

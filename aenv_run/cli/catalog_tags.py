@@ -39,12 +39,13 @@ def tag(reference: str, tag: str, delete: bool, as_json: bool) -> None:
 
 @click.command(
     epilog="\b\nExamples:\n  aenv catalog promote swe-task:7 --to stable\n"
-    "  aenv catalog promote swe-task:latest --to stable --json"
+    "  aenv catalog promote swe-task:latest --to stable --verified --json"
 )
 @click.argument("reference", metavar="SNAPSHOT", shell_complete=complete_reference)
 @click.option("--to", "tag", required=True, metavar="TAG", help="The tag to move forward.")
+@click.option("--verified", is_flag=True, help="Only if verify steps of its recipe held when it was built.")
 @json_option
-def promote(reference: str, tag: str, as_json: bool) -> None:
+def promote(reference: str, tag: str, verified: bool, as_json: bool) -> None:
     """Move a tag forward to a version, and record who did it, when, and from where.
 
     A tag that is at a later version is refused: `aenv catalog rollback` goes back. $AENV_ACTOR says who it is,
@@ -54,7 +55,7 @@ def promote(reference: str, tag: str, as_json: bool) -> None:
     resolved = names.resolve(reference)
     if resolved.name is None or resolved.version is None:
         raise InvalidInput("a tag belongs to a name", fix="write NAME:VERSION or NAME:TAG, not a snapshot id")
-    moved = names.promote(resolved.name, Tag(tag), resolved.version)
+    moved = names.promote(resolved.name, Tag(tag), resolved.version, verified=verified)
     if as_json:
         print_json({"name": str(resolved.name), "tag": tag, "version": resolved.version, "moved": moved})
         return

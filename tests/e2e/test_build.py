@@ -17,8 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from aenv_run.catalog import Catalog
 from aenv_run.check import check
 from aenv_run.config import open_repository
+from aenv_run.digest import digest_file
 from aenv_run.paths import Home
 
 BUSYBOX = shutil.which("busybox")
@@ -133,6 +135,9 @@ async def test_build_then_cache(place: Path) -> None:
     assert len(snapshots) == 1
     assert first.result["outputs"][0]["version"] == second.result["outputs"][0]["version"] == "1"  # type: ignore[index]
     assert_clean(place)
+    (entry,) = Catalog(open_repository(None, Home(place / "h"))).entries()
+    assert entry.built is not None and entry.built.verified == ("check",)
+    assert entry.built.base == "archive root.tar" and entry.built.base_digest == digest_file(place / "root.tar")
 
     again = await build(place, RECIPE, "--json", "--explain")
     assert again.code == 0 and again.result["misses"] == 0, again.err

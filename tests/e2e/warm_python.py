@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.paths import Home
-from aenv_run.types import SnapshotId
 from tests.contracts.machines import need_runsc
 from tests.e2e.test_build import make_base
 
@@ -89,8 +89,9 @@ class Warm:
         (snapshot_id, *_) = [
             out["snapshot_id"] for out in json.loads((self.folder / "out").read_text())["outputs"]
         ]
-        snapshot = open_repository(None, self.home).snapshot(SnapshotId(snapshot_id))
-        taken_s = datetime.fromisoformat(snapshot.provenance.created_at).timestamp()
+        entries = Catalog(open_repository(None, self.home)).entries()
+        (named_at, *_) = [entry.created_at for entry in entries if entry.snapshot_id == snapshot_id]
+        taken_s = datetime.fromisoformat(named_at).timestamp()
         time.sleep(max(0.0, taken_s + AGE_S - time.time()))
 
     def close(self) -> None:
