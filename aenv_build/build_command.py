@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import platform
 import signal
 import sys
@@ -16,10 +17,13 @@ from rich.console import Console
 
 from aenv_build.bases.image import ImageSource, ResolvedImage
 from aenv_build.command import other_commands
+from aenv_build.ending import Telling
 from aenv_build.events import Sink
 from aenv_build.execute import Workshop, build, look_up
+from aenv_build.github import GithubLines
 from aenv_build.graph import check_graph
 from aenv_build.image_reference import parse_image
+from aenv_build.junit_report import JunitReport
 from aenv_build.keys import HostFacts
 from aenv_build.ledger import Ledger
 from aenv_build.load import Source, load
@@ -27,6 +31,7 @@ from aenv_build.outcome import print_plan, print_result
 from aenv_build.plan import machine_of, make_plan
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.staging_network import lacks_internet
+from aenv_build.workflow_commands import on_github
 from aenv_run.catalog import Catalog
 from aenv_run.config import cache_limit_bytes, open_repository
 from aenv_run.drivers.select import Selected, select
@@ -61,6 +66,7 @@ class Options:
     keep: bool
     as_json: bool
     events: str
+    junit: Path | None
     driver: str
     repository: str | None
     home: Home
@@ -86,10 +92,11 @@ class _Plain(click.Command):
 @click.option("--json", "as_json", is_flag=True, help="Print the result (or the plan) as JSON on stdout.")
 @click.option(
     "--events",
-    type=click.Choice(["auto", "plain", "json"]),
+    type=click.Choice(["auto", "plain", "json", "github"]),
     default="auto",
-    help="How progress is shown (stderr).",
+    help="How progress is shown (stderr). github: groups, annotations and a summary; auto in GitHub Actions.",
 )
+@click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write a JUnit XML report.")
 @click.option("--driver", default="auto", show_default=True, help="auto, qemu, gvisor or firecracker.")
 @click.option("--repository", metavar="URL", help="Where snapshots are committed. Default: the home's.")
 @click.option("--home", "home_path", type=click.Path(path_type=Path), help="Default: $AENV_HOME.")
@@ -103,6 +110,7 @@ def build_recipe(
     keep: bool,
     as_json: bool,
     events: str,
+    junit: Path | None,
     driver: str,
     repository: str | None,
     home_path: Path | None,
@@ -111,8 +119,8 @@ def build_recipe(
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
-        recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, driver, repository,
-        home, jobs,
+        recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
+        repository, home, jobs,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -131,6 +139,13 @@ async def _main(options: Options) -> None:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    with ExitStack() as stack:
+        telling = _telling(options, stack)
+        with telling.to_the_end():
+            await _build(options, telling)
+
+
+async def _build(options: Options, telling: Telling) -> None:
     source = load(options.recipe, options.variables)
     check_graph(source)
     repository = open_repository(options.repository, options.home)
@@ -145,20 +160,19 @@ async def _main(options: Options) -> None:
         known = await asyncio.to_thread(look_up, plan, ledger, repository)
         print_plan(plan, known, options.home, explain=options.explain, as_json=options.as_json)
         return
-    with ExitStack() as stack:
-        workshop = Workshop(
-            home=options.home,
-            repository=repository,
-            driver=selected.driver,
-            architecture=facts.architecture,
-            sink=_sink(options, stack),
-            why_driver=selected.why,
-            fresh=options.no_cache,
-            keep=options.keep,
-            cache_limit_bytes=cache_limit_bytes(),
-            **({"parallel": options.jobs} if options.jobs else {}),
-        )
-        result = await build(plan, workshop)
+    workshop = Workshop(
+        home=options.home,
+        repository=repository,
+        driver=selected.driver,
+        architecture=facts.architecture,
+        sink=telling,
+        why_driver=selected.why,
+        fresh=options.no_cache,
+        keep=options.keep,
+        cache_limit_bytes=cache_limit_bytes(),
+        parallel=options.jobs or os.cpu_count() or 1,
+    )
+    result = await build(plan, workshop)
     print_result(result, selected, as_json=options.as_json)
 
 
@@ -193,9 +207,21 @@ async def _facts(selected: Selected, source: Source, base: Snapshot | None) -> H
     return HostFacts(Architecture(_ARCHITECTURES[machine]), memory.envd_digest, memory)
 
 
-def _sink(options: Options, stack: ExitStack) -> Sink:
+def _telling(options: Options, stack: ExitStack) -> Telling:
+    """Progress as asked for, or as it suits where we run, and the reports."""
+    sinks = [_progress(options, stack)]
+    if options.junit is not None:
+        report = JunitReport(options.junit)
+        report.check()
+        sinks.append(report)
+    return Telling(*sinks)
+
+
+def _progress(options: Options, stack: ExitStack) -> Sink:
     if options.events == "json":
         return JsonLines(sys.stderr)
-    if options.events == "auto" and sys.stderr.isatty():
+    if options.events == "github" or (options.events == "auto" and on_github(os.environ)):
+        return GithubLines(sys.stderr, os.environ, explain=options.explain)
+    if options.events == "auto" and sys.stderr.isatty() and not options.plan_only:
         return stack.enter_context(LiveTree(Console(stderr=True), explain=options.explain))
     return PlainLines(sys.stderr, explain=options.explain)

@@ -10,8 +10,10 @@ import sys
 import click
 from click.shell_completion import CompletionItem
 
+from aenv_build.ending import interrupted
+from aenv_build.workflow_commands import harmless, on_github
 from aenv_run.cli import leaving_at_once
-from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
+from aenv_run.errors import AenvError, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
 PLAIN = "build"
@@ -77,11 +79,7 @@ def main() -> None:
     except AenvError as error:
         _fail(error)
     except (KeyboardInterrupt, asyncio.CancelledError, click.Abort):
-        _fail(
-            Interrupted(
-                "interrupted: every machine was ended; finished steps are kept", fix="run it again to go on"
-            )
-        )
+        _fail(interrupted())
     except click.ClickException as error:
         error.show()
         sys.exit(InvalidInput.exit_code)
@@ -96,7 +94,8 @@ def main() -> None:
 
 
 def _fail(error: AenvError) -> None:
-    click.echo(f"error: {printable_lines(error.message)}", err=True)
+    shown = harmless if on_github(os.environ) else printable_lines
+    click.echo(shown(f"error: {error.message}"), err=True)
     if error.fix:
-        click.echo(f"fix: {printable_lines(error.fix)}", err=True)
+        click.echo(shown(f"fix: {error.fix}"), err=True)
     sys.exit(error.exit_code)

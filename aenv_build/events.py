@@ -3,20 +3,60 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
+
+from pydantic import Field
 
 from aenv_run.types import Model, SnapshotId
 
+#: Of the form of the events; another number means that a reader of this one may be wrong about them.
+VERSION: Final = 1
+
+
+class Place(Model):
+    """Where a recipe says something, counted from 1."""
+
+    file: str
+    line: int
+    column: int
+
+
+class PlannedStage(Model):
+    """One stage of the plan; the base is the first. ``key`` is the digest of all that it depends on."""
+
+    step: str
+    verb: str = Field(description="base, or the step's verb")
+    what: str
+    parent: str | None = Field(description="the step whose state it starts from; null for the base itself")
+    after: tuple[str, ...] = Field((), description="what else must be done before, and what files come from")
+    key: str
+    place: Place
+
+
+class PlannedName(Model):
+    """An output: the state of ``from_step`` gets ``name`` when all has held."""
+
+    name: str
+    from_step: str
+    memory: bool
+    tags: tuple[str, ...]
+
 
 class BuildStarted(Model):
-    """The plan is made; ``total`` stages, the base among them, ``hits`` of them known before."""
+    """The plan is made; ``total`` stages of work, the base among them, ``hits`` of them known before.
+
+    ``stages`` has the steps that need no work too (env, workdir, user): no other event tells of them.
+    """
 
     event: Literal["build_started"] = "build_started"
+    version: Literal[1] = VERSION
     recipe: str
     total: int
     hits: int
     driver: str
     why: str
+    stages: tuple[PlannedStage, ...] = ()
+    outputs: tuple[PlannedName, ...] = ()
 
 
 class StageHit(Model):
@@ -68,13 +108,16 @@ class StageFinished(Model):
 
 
 class StageFailed(Model):
-    """The step that ends the build."""
+    """The step that ends the build. ``code`` as in docs/errors.md: ``step_failed`` where its command failed."""
 
     event: Literal["stage_failed"] = "stage_failed"
     step: str
     position: int
     what: str
+    code: str = "step_failed"
     message: str
+    milliseconds: int = 0
+    place: Place | None = Field(None, description="where the recipe says it")
 
 
 class OutputPublished(Model):
@@ -88,7 +131,27 @@ class OutputPublished(Model):
     fresh: bool
 
 
-BuildEvent: TypeAlias = (
+class BuildFinished(Model):
+    """All is built and named: the last event."""
+
+    event: Literal["build_finished"] = "build_finished"
+    hits: int
+    misses: int
+    milliseconds: int
+
+
+class BuildFailed(Model):
+    """The error that ended the build, also one from before it began: the last event. ``code``: docs/errors.md."""
+
+    event: Literal["build_failed"] = "build_failed"
+    code: str
+    exit_code: int
+    message: str
+    fix: str
+    place: Place | None = Field(None, description="where the recipe says what failed, if it is known")
+
+
+BuildEvent: TypeAlias = Annotated[
     BuildStarted
     | StageHit
     | StageStarted
@@ -97,5 +160,8 @@ BuildEvent: TypeAlias = (
     | StageFinished
     | StageFailed
     | OutputPublished
-)
+    | BuildFinished
+    | BuildFailed,
+    Field(discriminator="event"),
+]
 Sink: TypeAlias = Callable[[BuildEvent], None]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,7 +21,8 @@ from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.provenance import how_built
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
 from aenv_build.scratch import scratch
-from aenv_build.staging import Slots, StagingMachine
+from aenv_build.stage_events import StageEvents
+from aenv_build.staging import GuestFactory, Slots, StagingMachine
 from aenv_build.staging_network import StagingNetwork
 from aenv_build.steps import perform
 from aenv_build.verbs import FromStep
@@ -31,6 +32,7 @@ from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver
 from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
+from aenv_run.guest import Guest
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
@@ -52,6 +54,7 @@ class Workshop:
     keep: bool = False
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    guests: GuestFactory = Guest
 
 
 @dataclass(frozen=True)
@@ -108,7 +111,10 @@ async def build(plan: Plan, workshop: Workshop) -> BuildResult:
         finally:
             await run.close()
         outputs = await run.publish()
-    return BuildResult(outputs, run.hits, run.misses, time.monotonic() - began)
+    result = BuildResult(outputs, run.hits, run.misses, time.monotonic() - began)
+    spent_ms = round(result.seconds * 1000)
+    workshop.sink(events.BuildFinished(hits=run.hits, misses=run.misses, milliseconds=spent_ms))
+    return result
 
 
 def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
@@ -139,8 +145,11 @@ class _Run:
         self._notes = Notes(workshop.home.cache / "explain", plan.source.recipe.name)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._network = StagingNetwork(workshop.home)
-        self._slots = Slots(asyncio.Semaphore(max(1, workshop.parallel)), directory, self._network)
+        self._slots = Slots(
+            asyncio.Semaphore(max(1, workshop.parallel)), directory, self._network, workshop.guests
+        )
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
+        self._told = StageEvents(plan, workshop.sink)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
         self._positions = {stage.id: number for number, stage in enumerate(self._work, start=2)}
         self._done = {stage.id: asyncio.Event() for stage in plan.stages.values()}
@@ -169,9 +178,7 @@ class _Run:
         total = 1 + len(self._work)
         self.misses = len(schedule.needed) + (schedule.base_needed and known.base is None)
         self.hits = total - self.misses
-        recipe = self._plan.source.recipe.name
-        driver, why = self._shop.driver.name, self._shop.why_driver
-        self._tell(events.BuildStarted(recipe=recipe, total=total, hits=self.hits, driver=driver, why=why))
+        self._told.begin(total, self.hits, self._shop.driver.name, self._shop.why_driver)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._base(schedule))
             for stage in self._plan.stages.values():
@@ -190,7 +197,7 @@ class _Run:
             version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags, built=built))
             fresh = position in self._built_outputs
             published.append(Published(planned.name, version, tags, snapshot, fresh))
-            self._tell(
+            self._shop.sink(
                 events.OutputPublished(
                     name=planned.name, version=version, tags=tags, snapshot_id=snapshot.id, fresh=fresh
                 )
@@ -212,10 +219,10 @@ class _Run:
         what = base_words(self._plan)
         if None in self._snapshots or not schedule.base_needed:
             kept = self._snapshots.get(None)
-            self._hit(BASE, 1, what, "cached" if kept else "not needed", kept)
+            self._told.hit(BASE, 1, what, "cached" if kept else "not needed", kept)
         else:
             why = self._why(BASE)
-            async with self._measured(BASE, 1, what, why) as result, self._locked(self._plan.base.key, BASE):
+            async with self._told.measured(BASE, 1, what, why) as result, self._locked(self._plan.base.key, BASE):
                 found = await in_thread(self._ledger.find, "stages", self._plan.base.key)
                 self._snapshots[None] = found or await self._make_base()
                 result.append(self._snapshots[None])
@@ -236,7 +243,7 @@ class _Run:
         elif stage.id not in schedule.needed:
             kept = self._snapshots.get(stage.id)
             what, position = step_words(stage), self._positions[stage.id]
-            self._hit(stage.id, position, what, "cached" if kept else "not needed", kept)
+            self._told.hit(stage.id, position, what, "cached" if kept else "not needed", kept)
         else:
             await self._wait_for(stage)
             await self._work_on(stage, schedule)
@@ -258,7 +265,7 @@ class _Run:
                 await inherited.close()
 
         position, what = self._positions[stage.id], step_words(stage)
-        async with self._measured(stage.id, position, what, self._why(stage.id)) as result:
+        async with self._told.measured(stage.id, position, what, self._why(stage.id)) as result:
             async with self._locked(stage.key, stage.id, let_go):
                 found = await in_thread(self._ledger.find, "stages", stage.key)
                 if found is not None:
@@ -389,36 +396,8 @@ class _Run:
         self, key: StageKey, step: str, on_wait: Callable[[], Awaitable[None]] | None = None
     ) -> AbstractAsyncContextManager[None]:
         async def tell() -> None:
-            self._tell(events.StageNote(step=step, text="another build makes the same; waiting for its result"))
+            self._told.note(step, "another build makes the same; waiting for its result")
             if on_wait is not None:
                 await on_wait()
 
         return key_lock(self._shop.home.locks, key, tell)
-
-    @asynccontextmanager
-    async def _measured(self, step: str, position: int, what: str, why: str) -> AsyncIterator[list[Snapshot]]:
-        """Tell the start and the end of work; the caller puts the result into the list."""
-        began = time.monotonic()
-        self._tell(events.StageStarted(step=step, position=position, what=what, why=why))
-        result: list[Snapshot] = []
-        try:
-            yield result
-        except AenvError as error:
-            self._tell(events.StageFailed(step=step, position=position, what=what, message=error.message))
-            raise
-        spent_ms = round((time.monotonic() - began) * 1000)
-        self._tell(
-            events.StageFinished(
-                step=step, position=position, what=what, milliseconds=spent_ms, snapshot_id=result[0].id
-            )
-        )
-
-    def _hit(self, step: str, position: int, what: str, why: str, kept: Snapshot | None) -> None:
-        self._tell(
-            events.StageHit(
-                step=step, position=position, what=what, why=why, snapshot_id=kept.id if kept else None
-            )
-        )
-
-    def _tell(self, event: events.BuildEvent) -> None:
-        self._shop.sink(event)

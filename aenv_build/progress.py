@@ -13,6 +13,7 @@ from rich.text import Text
 
 from aenv_build import events
 from aenv_build.wording import seconds
+from aenv_build.workflow_commands import harmless_json
 
 TREE_LINES = 4
 
@@ -52,6 +53,8 @@ class PlainLines:
             return [f"{head}  {event.what}  done in {seconds(event.milliseconds)}"]
         if isinstance(event, events.StageFailed):
             return [f"{self._head(event.position, event.step)}  {event.what}  FAILED"]
+        if isinstance(event, events.BuildFinished | events.BuildFailed):
+            return []  # the command says it, with its result or its error
         fresh = "" if event.fresh else " (unchanged)"
         tags = f" [{', '.join(event.tags)}]" if event.tags else ""
         return [f"{event.name}:{event.version}{tags} = {event.snapshot_id.short}{fresh}"]
@@ -68,7 +71,7 @@ class JsonLines:
 
     def __call__(self, event: events.BuildEvent) -> None:
         """Write it."""
-        self._stream.write(event.model_dump_json() + "\n")
+        self._stream.write(harmless_json(event.model_dump_json()) + "\n")
         self._stream.flush()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from aenv_build.staging_network import StagingNetwork
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
-from aenv_run.drivers.protocol import BootSpec, Driver, Machine, RestoreSpec
+from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, RestoreSpec
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
 from aenv_run.network import Lease
@@ -18,6 +20,8 @@ from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import MachineSpec
 
+#: Makes the client of the daemon at an endpoint.
+GuestFactory: TypeAlias = Callable[[Endpoint], Guest]
 HOSTNAME = "build"
 #: Software emulation on a busy host needs most of it.
 BOOT_TIMEOUT_S = 180.0
@@ -30,6 +34,7 @@ class Slots:
     semaphore: asyncio.Semaphore
     directory: Path
     network: StagingNetwork
+    guests: GuestFactory = Guest
     made: int = 0
 
     def next_directory(self, what: str) -> Path:
@@ -119,7 +124,7 @@ class StagingMachine:
                     timeout_s=BOOT_TIMEOUT_S,
                 )
             )
-        self._guest = Guest(self._machine.endpoint)
+        self._guest = self._slots.guests(self._machine.endpoint)
         await self._guest.wait_ready(BOOT_TIMEOUT_S)
 
     @property

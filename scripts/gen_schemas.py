@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
+from aenv_build.events import BuildEvent
 from aenv_build.recipe import Recipe
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
@@ -20,6 +21,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 #: (file below schemas/, title, model or union of models)
 SCHEMAS: list[tuple[str, str, object]] = [
     ("recipe.schema.json", "Recipe", Recipe),
+    ("events.schema.json", "Build event: one line of --events json", BuildEvent),
     ("snapshot.schema.json", "Snapshot manifest", Snapshot),
     (
         "catalog.schema.json",
