@@ -21,11 +21,12 @@ from aenv_build.ending import Telling
 from aenv_build.events import Sink
 from aenv_build.execute import Workshop, build, look_up
 from aenv_build.github import GithubLines
-from aenv_build.graph import check_graph
+from aenv_build.graph import check_graph, check_network
 from aenv_build.image_reference import parse_image
 from aenv_build.junit_report import JunitReport
 from aenv_build.keys import HostFacts
 from aenv_build.ledger import Ledger
+from aenv_build.lent import Lent
 from aenv_build.load import Source, load
 from aenv_build.outcome import print_plan, print_result
 from aenv_build.plan import machine_of, make_plan
@@ -148,6 +149,8 @@ async def _main(options: Options) -> None:
 async def _build(options: Options, telling: Telling) -> None:
     source = load(options.recipe, options.variables)
     check_graph(source)
+    lent = Lent.read()
+    check_network(source, lent)
     repository = open_repository(options.repository, options.home)
     base = await asyncio.to_thread(_base_snapshot, source, repository)
     lacks = partial(lacks_internet, options.home) if source.recipe.machine.internet else (lambda caps: "")
@@ -171,6 +174,7 @@ async def _build(options: Options, telling: Telling) -> None:
         keep=options.keep,
         cache_limit_bytes=cache_limit_bytes(),
         parallel=options.jobs or os.cpu_count() or 1,
+        lent=lent,
     )
     result = await build(plan, workshop)
     print_result(result, selected, as_json=options.as_json)

@@ -16,6 +16,7 @@ from aenv_build.bases import make_base_disk
 from aenv_build.commit import Committer
 from aenv_build.files import disk_limit
 from aenv_build.ledger import BASE, Ledger, Notes
+from aenv_build.lent import VERBS, Lent
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.provenance import how_built
@@ -23,8 +24,8 @@ from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of,
 from aenv_build.scratch import scratch
 from aenv_build.stage_events import StageEvents
 from aenv_build.staging import GuestFactory, Slots, StagingMachine
-from aenv_build.staging_network import StagingNetwork
-from aenv_build.steps import perform
+from aenv_build.staging_network import NOTHING, Reach, StagingNetwork
+from aenv_build.steps import Given, perform
 from aenv_build.verbs import FromStep
 from aenv_build.wording import base_words, step_words
 from aenv_run.cache import BlobCache
@@ -55,6 +56,7 @@ class Workshop:
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
     guests: GuestFactory = Guest
+    lent: Lent = field(default_factory=Lent)
 
 
 @dataclass(frozen=True)
@@ -279,9 +281,13 @@ class _Run:
         parent = self._snapshots[state_parent(self._plan, stage)]
         # Before a machine is started: a step must not wait for a second slot while it holds one.
         fetched = await self._fetch(stage)
-        staged = inherited if inherited is not None and not inherited.closed else await self._boot(parent)
+        reach, given = self._reach(stage), self._given(stage)
+        if inherited is not None and inherited.reach != reach:
+            await inherited.close()
+        usable = inherited is not None and not inherited.closed
+        staged = inherited if inherited is not None and usable else await self._boot(parent, reach)
         try:
-            await perform(stage, staged, self._shop.sink, fetched)
+            await perform(stage, staged, self._shop.sink, fetched, given)
             if stage.step.verb == "verify":
                 return await in_thread(self._ledger.keep, "stages", stage.key, parent)
             ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)
@@ -297,7 +303,20 @@ class _Run:
             if stage.id not in self._live:
                 await staged.close()
 
-    async def _boot(self, snapshot: Snapshot, *, initialise: bool = True) -> StagingMachine:
+    def _reach(self, stage: Stage) -> Reach:
+        """The recipe's internet with the hosts that are lent; without, what a step's own index needs."""
+        lent = self._shop.lent
+        if self._plan.internet:
+            return Reach(internet=True, hosts=lent.hosts)
+        return Reach(hosts=lent.hosts_for(stage.step.verb))
+
+    def _given(self, stage: Stage) -> Given:
+        networked = stage.step.verb in VERBS and bool(self._reach(stage))
+        return Given(lent=self._shop.lent if networked else Lent())
+
+    async def _boot(
+        self, snapshot: Snapshot, reach: Reach = NOTHING, *, initialise: bool = True
+    ) -> StagingMachine:
         """A machine in that state: restored where it has memory, else booted."""
         staged = await StagingMachine.start(
             self._slots,
@@ -305,7 +324,7 @@ class _Run:
             self._cache,
             snapshot,
             self._plan.machine,
-            internet=self._plan.internet,
+            reach=reach,
             restore=snapshot.memory is not None and snapshot.id != self._plan.base.snapshot,
             initialise=initialise,
         )

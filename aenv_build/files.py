@@ -12,7 +12,7 @@ import os
 import stat
 import sys
 import tarfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,29 @@ def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
             f"the files in {files.root} changed while the build ran",
             fix="run the build again when they are at rest",
         )
+
+
+def one_file_tar(name: str, content: bytes, mode: int) -> bytes:
+    """The tar of one file that stands nowhere on the host."""
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        member = tarfile.TarInfo(name)
+        member.size, member.mode = len(content), mode
+        tar.addfile(member, io.BytesIO(content))
+    return stream.getvalue()
+
+
+async def chunks(data: bytes) -> AsyncIterator[bytes]:
+    """As a stream of one piece."""
+    yield data
+
+
+def read_examined(file: CopiedFiles) -> bytes:
+    """The content of an examined file; ``Conflict`` if it is no longer what was examined."""
+    content = file.root.read_bytes()
+    if examine(file.root) != file:
+        raise Conflict(f"{file.root} changed while the build ran", fix="run the build again")
+    return content
 
 
 def disk_limit(machine: MachineSpec) -> Limit:

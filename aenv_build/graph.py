@@ -5,6 +5,7 @@ from __future__ import annotations
 import networkx as nx
 
 from aenv_build.document import Where, nearest
+from aenv_build.lent import Lent
 from aenv_build.load import Source
 from aenv_build.recipe import Step
 from aenv_build.verbs import FromStep
@@ -79,3 +80,18 @@ class Graph:
 def check_graph(source: Source) -> None:
     """What can be said of the steps without reading what they copy."""
     Graph(source)
+
+
+def check_network(source: Source, lent: Lent) -> None:
+    """A step that fetches needs the internet, or an index that the builder lends it."""
+    if source.recipe.machine.internet:
+        return
+    for index, step in enumerate(source.recipe.steps):
+        own_index = step.pip is not None and step.pip.index is not None
+        if step.verb in {"apt", "pip"} and (own_index or not lent.serves(step.verb)):
+            raise source.document.error(
+                ("steps", index, step.verb),
+                f"{step.verb} fetches packages, and this recipe's machines have no internet",
+                fix="say 'machine: {internet: true}', or build with an index of your own (AENV_BUILD_*)",
+                key=True,
+            )

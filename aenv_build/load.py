@@ -13,6 +13,7 @@ from pydantic_core import ErrorDetails
 from aenv_build.document import Data, Document, Where, nearest, read_document
 from aenv_build.recipe import Base, Recipe, Step
 from aenv_build.render import render
+from aenv_build.verbs import Write
 from aenv_run.catalog import require_publishable
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import AenvError, InvalidInput, RecipeError
@@ -98,8 +99,12 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             raise document.error((*where, "ready"), "'ready' belongs to a step with 'start'", key=True)
         if step.ready and (step.ready.command is None) == (step.ready.port is None):
             raise document.error((*where, "ready"), "ready takes exactly one of command, port")
-        if step.timeout and step.verb not in {"run", "verify", "start"}:
+        if step.timeout and step.verb not in Step.TIMED:
             raise document.error((*where, "timeout"), f"a step with '{step.verb}' takes no timeout", key=True)
+        if step.pip and not step.pip.packages and step.pip.requirements is None:
+            raise document.error((*where, "pip"), "pip takes packages, requirements, or both")
+        if step.write and isinstance(step.write, Write) and step.write.mode and step.write.executable:
+            raise document.error((*where, "write", "mode"), "write takes one of executable, mode", key=True)
         if step.verify and step.verify.failed is not None and step.verify.junit is None:
             raise document.error(
                 (*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True

@@ -10,6 +10,7 @@ from aenv_build.bases.image import ResolvedImage
 from aenv_build.document import Where
 from aenv_build.files import CopiedFiles, examine
 from aenv_build.graph import Graph
+from aenv_build.install import require_alone
 from aenv_build.keys import HostFacts, Inputs, fields, inputs
 from aenv_build.load import Source
 from aenv_build.recipe import Output, Step
@@ -73,7 +74,7 @@ class Stage:
     @property
     def makes_state(self) -> bool:
         """Whether a machine runs and a snapshot is committed."""
-        return self.step.verb in {"run", "copy", "start"}
+        return self.step.verb in Step.STATES
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ class _Planner:
         after = _context_after(context, step)
         files = self._files(index, step)
         memory = step.verb == "start" or bool(before and before.memory)
-        depth = (before.depth if before else self._base.depth) + (step.verb in {"run", "copy", "start"})
+        depth = (before.depth if before else self._base.depth) + (step.verb in Step.STATES)
         if depth > MAX_DISK_LAYERS:
             raise self._source.error(
                 ("steps", index),
@@ -163,17 +164,25 @@ class _Planner:
         return Stage(index, step, parent, waits, stage_inputs, after, memory, depth, files)
 
     def _files(self, index: int, step: Step) -> CopiedFiles | None:
-        if step.copy_ is None or isinstance(step.copy_.from_, FromStep):
+        """What a step takes of the recipe's folder."""
+        where: Where
+        if step.pip is not None and step.pip.requirements is not None:
+            path, where = step.pip.requirements, ("steps", index, "pip", "requirements")
+        elif step.copy_ is not None and not isinstance(step.copy_.from_, FromStep):
+            path, where = step.copy_.from_, ("steps", index, "copy", "from")
+        else:
             return None
-        where: Where = ("steps", index, "copy", "from")
-        if not step.copy_.from_:
-            raise self._source.error(where, "copy: from is empty")
+        if not path:
+            raise self._source.error(where, f"{step.verb}: {where[-1]} is empty")
         try:
-            return examine(self._source.folder / step.copy_.from_)
+            found = examine(self._source.folder / path)
+            if step.pip is not None:
+                require_alone(found.root)
+            return found
         except FileNotFoundError:
             raise self._source.error(
                 where,
-                f"no such file or directory: {step.copy_.from_}",
+                f"no such file or directory: {path}",
                 fix=f"the path is relative to the recipe's folder, {self._source.folder}",
             ) from None
         except OSError as error:
@@ -199,7 +208,11 @@ class _Planner:
             if isinstance(step.copy_.from_, FromStep):
                 values["from"] = [done[step.copy_.from_.step].key, step.copy_.from_.path]
             return inputs("stage/copy", 1, **common, **values)
+        if step.write is not None:
+            return inputs("stage/write", 1, **common, files=_written(step, context))
         common["internet"] = self._source.recipe.machine.internet
+        if (package_inputs := _of_packages(step, context, files)) is not None:
+            return inputs(f"stage/{step.verb}", 1, **common, **package_inputs)
         if step.verify is not None:
             return inputs("stage/verify", 1, **common, **_effective(step.verify, context))
         command = step.run or step.start
@@ -254,6 +267,34 @@ def copy_target(to: str, context: Context) -> str:
     """The absolute target; a trailing slash (put it inside) is kept."""
     path = posixpath.normpath(posixpath.join(context.workdir, to))
     return path.rstrip("/") + "/" if to.endswith("/") else path
+
+
+def _written(step: Step, context: Context) -> list[dict[str, object]]:
+    """Each file with what counts of it: where, whose, its mode and its content."""
+    return [
+        {
+            "to": copy_target(file.to, context),
+            "content": file.content,
+            "mode": file.mode_bits,
+            "user": file.user or context.user,
+        }
+        for file in step.files_written
+    ]
+
+
+def _of_packages(step: Step, context: Context, files: CopiedFiles | None) -> dict[str, object] | None:
+    """What counts of apt and pip; None of another verb."""
+    if step.apt is not None:
+        return {**fields(step.apt), "packages": sorted(set(step.apt.packages)), "env": context.env}
+    if step.pip is not None:
+        values = {**fields(step.pip), "packages": sorted(set(step.pip.packages))}
+        return {
+            **values,
+            "requirements": files.digest if files else None,
+            "env": context.env,
+            "user": context.user,
+        }
+    return None
 
 
 def run_context(command: Run | Verify, context: Context) -> Context:

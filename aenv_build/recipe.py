@@ -20,7 +20,7 @@ from aenv_build.recipe_values import (
     image_name,
     short_form,
 )
-from aenv_build.verbs import Copy, Ready, Run, Verify
+from aenv_build.verbs import Apt, Copy, Pip, Ready, Run, Verify, Write, Written
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
 from aenv_run.types import Name, Tag
@@ -58,19 +58,28 @@ class Machine(RecipeModel):
 class Step(RecipeModel):
     """One step: exactly one verb, and what it stands on."""
 
-    VERBS: ClassVar[tuple[str, ...]] = ("run", "copy", "env", "workdir", "user", "verify", "start")
+    VERBS: ClassVar[tuple[str, ...]] = (
+        "run", "copy", "write", "apt", "pip", "env", "workdir", "user", "verify", "start",
+    )  # fmt: skip
+    #: Verbs for which a machine runs and after which a snapshot is committed.
+    STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "start"})
+    #: Verbs that run a command, which may take too long.
+    TIMED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "verify", "start"})
 
     id: StepId = Field(description="default: the verb and the position, such as run-3")
     needs: tuple[str, ...] | None = Field(None, description="default: the step before; []: the base")
     run: Annotated[Run, short_form("command")] | None = None
     copy_: Copy | None = Field(None, alias="copy")
+    write: Written | None = Field(None, description="one file, or a mapping of paths and contents")
+    apt: Annotated[Apt, short_form("packages")] | None = None
+    pip: Annotated[Pip, short_form("packages")] | None = None
     env: Env | None = None
     workdir: RelativeOrAbsolute | None = None
     user: User | None = None
     verify: Annotated[Verify, short_form("run")] | None = None
     start: Annotated[Run, short_form("command")] | None = None
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
-    timeout: Seconds | None = Field(None, description="of run, verify, start; default 1h")
+    timeout: Seconds | None = Field(None, description="of a command; default 1h")
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -81,6 +90,8 @@ class Step(RecipeModel):
         words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         for verb in ("run", "start", "verify", "ready"):
             schema["properties"][verb]["anyOf"][:0] = words
+        for verb in ("apt", "pip"):
+            schema["properties"][verb]["anyOf"].insert(0, {"type": "array", "items": {"type": "string"}})
         schema.pop("required", None)
         schema["oneOf"] = [{"required": [verb]} for verb in cls.VERBS]
         return schema
@@ -89,8 +100,16 @@ class Step(RecipeModel):
     def verb(self) -> str:
         """The one verb of the step."""
         values: dict[str, object] = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
-        values |= {"user": self.user, "verify": self.verify, "start": self.start}
+        values |= {"user": self.user, "verify": self.verify, "start": self.start, "write": self.write}
+        values |= {"apt": self.apt, "pip": self.pip}
         return next(verb for verb in self.VERBS if values[verb] is not None)
+
+    @property
+    def files_written(self) -> tuple[Write, ...]:
+        """What ``write`` makes, its short form spelt out."""
+        if isinstance(self.write, Write):
+            return (self.write,)
+        return tuple(Write(to=to, content=content) for to, content in (self.write or {}).items())
 
 
 class HookCommand(RecipeModel):

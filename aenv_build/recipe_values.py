@@ -80,6 +80,33 @@ def short_form(key: str) -> BeforeValidator:
     return BeforeValidator(expand)
 
 
+def _file_mode(value: object) -> object:
+    if isinstance(value, int | str) and re.fullmatch(r"0?[0-7]{3}", str(value)):
+        return str(value)[-3:]
+    raise ValueError(f"{value!r} is not a file mode: write three octal digits, such as '0640'")
+
+
+_APT_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~*-]+|/[a-z0-9.-]+)?$"
+
+
+def _apt_package(value: str) -> str:
+    if not re.match(_APT_PACKAGE, value):
+        raise ValueError(f"{value!r} is not a package: write a name, name=version or name/release")
+    return value
+
+
+def _requirement(value: str) -> str:
+    if not value.strip() or value.lstrip().startswith("-") or not value.isprintable():
+        raise ValueError(f"{value!r} is not a package: write what pip install takes, without options")
+    return value
+
+
+def _file_path(value: str) -> str:
+    if value.endswith("/"):
+        raise ValueError(f"{value!r} names a directory; write the path of the file")
+    return _inside(value)
+
+
 SizeMib = Annotated[
     int,
     BeforeValidator(_mebibytes),
@@ -97,6 +124,16 @@ Words = Annotated[
 ]
 SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
+FilePath = Annotated[str, AfterValidator(_file_path)]
+AbsoluteFilePath = Annotated[str, AfterValidator(_file_path), AfterValidator(_absolute)]
+FileMode = Annotated[
+    str, BeforeValidator(_file_mode), WithJsonSchema({"type": ["string", "integer"], "examples": ["0640"]})
+]
+Requirement = Annotated[str, AfterValidator(_requirement)]
+AptPackage = Annotated[
+    str, AfterValidator(_apt_package), WithJsonSchema({"type": "string", "pattern": _APT_PACKAGE})
+]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
 User = Annotated[str, Field(pattern=USER_PATTERN)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
-from aenv_build.staging_network import StagingNetwork
+from aenv_build.staging_network import NOTHING, Reach, StagingNetwork
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, RestoreSpec
@@ -46,7 +46,8 @@ class Slots:
 class StagingMachine:
     """Use ``start``; ``close`` always. Holds one slot from start to close."""
 
-    def __init__(self, slots: Slots, directory: Path, snapshot: Snapshot) -> None:
+    def __init__(self, slots: Slots, directory: Path, snapshot: Snapshot, reach: Reach) -> None:
+        self.reach = reach
         self._slots = slots
         self._directory = directory
         self._machine: Machine | None = None
@@ -71,15 +72,15 @@ class StagingMachine:
         snapshot: Snapshot,
         machine: MachineSpec,
         *,
-        internet: bool,
+        reach: Reach = NOTHING,
         restore: bool = False,
         initialise: bool = True,
     ) -> StagingMachine:
         """Boot the snapshot's disk, or restore its memory; wait for a slot first."""
         await slots.semaphore.acquire()
-        staged = cls(slots, slots.next_directory("m"), snapshot)
+        staged = cls(slots, slots.next_directory("m"), snapshot, reach)
         try:
-            await staged._start(driver, cache, machine, internet=internet, restore=restore)
+            await staged._start(driver, cache, machine, restore=restore)
             if initialise:
                 await staged.guest.initialise(Identity.fresh(HOSTNAME))
         except BaseException:
@@ -87,12 +88,10 @@ class StagingMachine:
             raise
         return staged
 
-    async def _start(
-        self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, internet: bool, restore: bool
-    ) -> None:
+    async def _start(self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, restore: bool) -> None:
         self._directory.mkdir(mode=0o700, parents=True)
         self._driver = driver
-        self._lease = await self._slots.network.plug(driver, internet=internet)
+        self._lease = await self._slots.network.plug(driver, self.reach)
         network = self._lease.slot if self._lease else None
         disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
         if restore and self.snapshot.memory is not None:
@@ -104,7 +103,7 @@ class StagingMachine:
                     machine=machine,
                     disk=disk,
                     directory=self._directory,
-                    internet=internet,
+                    internet=self.reach.internet,
                     network=network,
                     ephemeral=True,
                     timeout_s=BOOT_TIMEOUT_S,
@@ -118,7 +117,7 @@ class StagingMachine:
                     machine=machine,
                     disk=disk,
                     directory=self._directory,
-                    internet=internet,
+                    internet=self.reach.internet,
                     network=network,
                     ephemeral=True,
                     timeout_s=BOOT_TIMEOUT_S,

@@ -2,9 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
 
-from aenv_build.recipe_values import Env, RecipeModel, RelativeOrAbsolute, SandboxPath, Seconds, User, Words
+from pydantic import Discriminator, Field, Tag
+
+from aenv_build.recipe_values import (
+    AbsoluteFilePath,
+    AptPackage,
+    Env,
+    FileMode,
+    FilePath,
+    RecipeModel,
+    RelativeOrAbsolute,
+    Requirement,
+    SandboxPath,
+    Seconds,
+    Url,
+    User,
+    Words,
+)
 
 
 class Run(RecipeModel):
@@ -31,6 +47,51 @@ class Copy(RecipeModel):
     from_: str | FromStep = Field(alias="from")
     to: RelativeOrAbsolute
     user: User | None = None
+
+
+class Write(RecipeModel):
+    """A file whose content stands in the recipe."""
+
+    to: FilePath
+    content: str
+    executable: bool = False
+    mode: FileMode | None = Field(None, description="default 0644, or 0755 if executable")
+    user: User | None = None
+
+    @property
+    def mode_bits(self) -> int:
+        """The permissions of the file."""
+        return int(self.mode, 8) if self.mode is not None else 0o755 if self.executable else 0o644
+
+
+def _form_of_write(value: object) -> str:
+    whole = isinstance(value, Write) or (isinstance(value, dict) and ("to" in value or "content" in value))
+    return "one file" if whole else "path: content"
+
+
+Written = Annotated[
+    Annotated[Write, Tag("one file")]
+    | Annotated[dict[AbsoluteFilePath, str], Field(min_length=1), Tag("path: content")],
+    Discriminator(_form_of_write),
+]
+
+
+class Apt(RecipeModel):
+    """Packages of Debian or Ubuntu, installed as root. What was fetched to install them is removed again."""
+
+    packages: tuple[AptPackage, ...] = Field(min_length=1)
+    update: bool = Field(True, description="fetch the lists of packages first")
+    recommends: bool = Field(False, description="install what the packages recommend, too")
+
+
+class Pip(RecipeModel):
+    """Packages of Python, installed by the context's user. Nothing of pip's cache stays."""
+
+    packages: tuple[Requirement, ...] = ()
+    requirements: str | None = Field(None, description="a requirements file, relative to the recipe")
+    python: str = Field("python3", min_length=1, description="the interpreter that gets them")
+    venv: SandboxPath | None = Field(None, description="a virtual environment that gets them; made if missing")
+    index: Url | None = Field(None, description="the package index, instead of PyPI")
 
 
 class Verify(RecipeModel):

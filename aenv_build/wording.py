@@ -28,6 +28,13 @@ def step_words(stage: Stage) -> str:
         source = step.copy_.from_
         shown = f"{source.step}:{source.path}" if isinstance(source, FromStep) else source
         return _short(f"copy {shown} -> {step.copy_.to}")
+    if step.write is not None:
+        return _short(f"write {', '.join(file.to for file in step.files_written)}")
+    if step.apt is not None:
+        return _short(f"apt {' '.join(step.apt.packages)}")
+    if step.pip is not None:
+        requirements = [f"-r {step.pip.requirements}"] if step.pip.requirements is not None else []
+        return _short(f"pip {' '.join([*step.pip.packages, *requirements])}")
     command = step.run or step.start
     words = command.command if command is not None else step.verify.run if step.verify is not None else ""
     text = words if isinstance(words, str) else shlex.join(words)

@@ -31,6 +31,7 @@ PRIVATE = tuple(
         ),
     )
 )
+EVERYTHING = IPv4Network("0.0.0.0/0")
 #: How many entries a list may have.
 MAX_ENTRIES = 1000
 
@@ -107,7 +108,7 @@ class NetworkPolicy(Model):
         everything (0.0.0.0/0) or ``internet=False``, a denied one must not be among the allowed.
         """
         allowed, denied = cls(allow=tuple(allow)), cls(deny=tuple(deny))
-        if not internet or IPv4Network("0.0.0.0/0") in denied.deny_networks:
+        if not internet or EVERYTHING in denied.deny_networks:
             return cls(internet=False, allow=allowed.allow)
         if allowed.allow_domains:
             raise InvalidInput(
@@ -155,8 +156,10 @@ class NetworkPolicy(Model):
             return NameVerdict.REFUSE
         if not self.restricted:
             return NameVerdict.RESOLVE
-        allowed = any(names_domain(pattern, name) for pattern in self.allow_domains)
-        return NameVerdict.ADMIT if allowed else NameVerdict.REFUSE
+        if any(names_domain(pattern, name) for pattern in self.allow_domains):
+            return NameVerdict.ADMIT
+        # Where every public address is open, a name that is not told would hold nothing back.
+        return NameVerdict.RESOLVE if EVERYTHING in self.allow_networks else NameVerdict.REFUSE
 
 
 def _networks(entries: tuple[str, ...]) -> tuple[IPv4Network, ...]:

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from aenv_build.graph import check_network
 from aenv_build.keys import HostFacts
+from aenv_build.lent import Lent
 from aenv_build.load import load
 from aenv_build.plan import make_plan
 from aenv_run.errors import AenvError
@@ -19,7 +21,9 @@ FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
 def outcome(path: Path) -> str:
     """The error's text with the recipe's folder left out."""
     try:
-        make_plan(load(path), FACTS)
+        source = load(path)
+        make_plan(source, FACTS)
+        check_network(source, Lent())
     except AenvError as error:
         return f"{error}\n".replace(f"{path.parent}/", "").replace(str(path.parent.absolute()), "FOLDER")
     return "no error\n"

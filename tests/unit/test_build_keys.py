@@ -13,7 +13,7 @@ from aenv_build.keys import EXCLUSIONS, HostFacts
 from aenv_build.load import load
 from aenv_build.plan import Plan, make_plan
 from aenv_build.recipe import Step
-from aenv_build.verbs import Copy, Ready, Run, Verify
+from aenv_build.verbs import Apt, Copy, Pip, Ready, Run, Verify
 from aenv_run.types import Architecture, Digest
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
@@ -26,6 +26,9 @@ machine: {cpus: 1, memory: 512MiB, disk: 1GiB}
 steps:
   - {id: files, copy: {from: files, to: /srv}}
   - {id: work, run: {command: "echo {{ vars.used }}", timeout: 60}}
+  - {id: text, write: {to: /srv/t, content: "t {{ vars.used }}"}}
+  - {id: debs, apt: [git, curl]}
+  - {id: wheels, pip: {packages: [six], requirements: req.txt}}
   - {id: check, verify: {run: "true"}}
   - {id: service, start: "serve", ready: {port: 80}}
 """
@@ -39,6 +42,7 @@ def folder(tmp_path: Path) -> Path:
     (files / "a").write_text("a")
     (files / "link").symlink_to("a")
     (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "req.txt").write_text("wheel")
     return tmp_path
 
 
@@ -80,6 +84,11 @@ def relink(folder: Path) -> None:
         (edit("timeout: 60", "timeout: 60, shell: bash"), "work"),
         (edit("disk: 1GiB", "disk: 1GiB, internet: true"), "work"),
         (edit("used: a", "used: z"), "work"),
+        (edit('content: "t', 'content: "u'), "text"),
+        (edit("to: /srv/t,", "to: /srv/t, mode: 0600,"), "text"),
+        (edit("[git, curl]", "{packages: [git, curl], recommends: true}"), "debs"),
+        (edit("packages: [six]", "packages: [six], venv: /opt/v"), "wheels"),
+        (lambda folder: (folder / "req.txt").write_text("other"), "wheels"),
         (edit("port: 80", "port: 81"), "service"),
         (edit("cpus: 1", "cpus: 2"), "service"),
     ],
@@ -88,7 +97,7 @@ def test_misses_from_the_changed_step_on(folder: Path, change: Callable[[Path], 
     before = keys(plan_of(folder))
     change(folder)
     after = keys(plan_of(folder))
-    order = ["base", "files", "work", "service"]
+    order = ["base", "files", "work", "text", "debs", "wheels", "service"]
     changed = [step for step in order if before[step] != after[step]]
     assert changed == order[order.index(first_miss) :]
 
@@ -137,6 +146,9 @@ def test_hits_on_touch_umask_and_clone(folder: Path, tmp_path_factory: pytest.Te
         edit("unused: b", "unused: c"),
         edit("id: work", "id: labour"),
         edit("timeout: 60", "timeout: 61"),
+        edit("[git, curl]", "[curl, git, curl]"),
+        edit("[git, curl]", "{packages: [git, curl], update: true}"),
+        edit("to: /srv/t,", "to: /srv/./t, mode: '0644',"),
         edit("name: keys", "name: other"),
         edit("{cpus: 1, ", "{cpus: 1, internet: false, "),
     ],
@@ -149,7 +161,15 @@ def test_hits_on_what_is_excluded(folder: Path, change: Callable[[Path], None]) 
 
 def test_a_field_leaves_the_key_only_with_a_reason() -> None:
     """Every field of a verb's model is in its inputs by name, or has an entry in EXCLUSIONS."""
-    for model, renamed in ((Run, {"command"}), (Verify, set[str]()), (Copy, set[str]()), (Ready, set[str]())):
+    none = set[str]()
+    for model, renamed in (
+        (Run, {"command"}),
+        (Verify, none),
+        (Copy, none),
+        (Ready, none),
+        (Apt, none),
+        (Pip, none),
+    ):
         for name, field in model.model_fields.items():
             shown = field.alias or name
             value = {"shell": "part of run's argument list"}.get(
@@ -172,5 +192,7 @@ def _inputs_of(model: type) -> set[str]:
         Verify: Verify(run="x"),
         Copy: Copy.model_validate({"from": "a", "to": "/b"}),
         Ready: Ready(port=1),
+        Apt: Apt(packages=("git",)),
+        Pip: Pip(packages=("six",)),
     }
     return set(fields(examples[model]))

@@ -16,8 +16,10 @@ from aenv_build.keys import HostFacts
 from aenv_build.load import load
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, make_plan
+from aenv_build.ready import listens
 from aenv_build.schedule import make_schedule
-from aenv_build.steps import Tail, advice, listens
+from aenv_build.steps import advice
+from aenv_build.tail import Tail
 from aenv_run.errors import Conflict, InvalidInput, ProtocolError, TooLarge
 from aenv_run.types import Architecture, Digest, MachineSpec, StageKey
 from aenv_run.untar import Limit

@@ -98,6 +98,7 @@ def test_names_are_judged() -> None:
     assert NetworkPolicy(allow=("*.a.org",), deny=("b.a.org",)).judge("b.a.org") is NameVerdict.REFUSE
     assert NetworkPolicy(internet=False).judge("a.org") is NameVerdict.REFUSE
     assert NetworkPolicy(allow=("203.0.113.0/24",)).judge("a.org") is NameVerdict.REFUSE
+    assert NetworkPolicy(allow=("0.0.0.0/0", "10.0.0.1")).judge("a.org") is NameVerdict.RESOLVE
 
 
 def test_only_an_entry_within_a_private_range_opens_it() -> None:
