@@ -4,43 +4,32 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
 import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import click
 from rich.console import Console
 
-from aenv_build.bases.image import ImageSource, ResolvedImage
+from aenv_build.cells import build_cells, require_all
 from aenv_build.command import other_commands
 from aenv_build.ending import Telling
 from aenv_build.events import Sink
-from aenv_build.execute import Workshop, build, look_up
+from aenv_build.execute import Workshop, look_up
 from aenv_build.github import GithubLines
-from aenv_build.graph import check_graph, check_network
-from aenv_build.image_reference import parse_image
 from aenv_build.junit_report import JunitReport
-from aenv_build.keys import HostFacts
 from aenv_build.ledger import Ledger
 from aenv_build.lent import Lent
-from aenv_build.load import Source, load
-from aenv_build.outcome import print_plan, print_result
-from aenv_build.plan import machine_of, make_plan
+from aenv_build.load import load_cells
+from aenv_build.outcome import print_plans, print_result
+from aenv_build.prepare import prepare, this_architecture
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
-from aenv_build.staging_network import lacks_internet
 from aenv_build.workflow_commands import on_github
-from aenv_run.catalog import Catalog
 from aenv_run.config import cache_limit_bytes, open_repository
-from aenv_run.drivers.select import Selected, select
-from aenv_run.errors import AenvError, InvalidInput, Unsupported
+from aenv_run.errors import InvalidInput
 from aenv_run.paths import Home
-from aenv_run.repository import Repository
-from aenv_run.snapshot import Snapshot
-from aenv_run.types import Architecture
 
 EPILOG = """\b
 Examples:
@@ -51,8 +40,6 @@ Examples:
 \b
 Exit codes: 0 built; 1 a step or verify failed; 64 the recipe is wrong; 68 no base;
 69 no driver; 71, 72 a machine died; 73 disk full; 130 interrupted (docs/errors.md)."""
-
-_ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 @dataclass(frozen=True)
@@ -72,6 +59,8 @@ class Options:
     repository: str | None
     home: Home
     jobs: int | None
+    cells: tuple[str, ...]
+    include_roots: tuple[Path, ...]
 
 
 class _Plain(click.Command):
@@ -86,6 +75,16 @@ class _Plain(click.Command):
 @click.command(cls=_Plain, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="Set a var of the recipe.")
+@click.option(
+    "--cell", "cells", multiple=True, metavar="NAME=VALUE", help="Build the matrix's cells with that value only."
+)
+@click.option(
+    "--include-root",
+    "include_roots",
+    multiple=True,
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="A folder beside the recipe's that fragments may lie in.",
+)
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
 @click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
@@ -116,12 +115,14 @@ def build_recipe(
     repository: str | None,
     home_path: Path | None,
     jobs: int | None,
+    cells: tuple[str, ...],
+    include_roots: tuple[Path, ...],
 ) -> None:
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
         recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
-        repository, home, jobs,
+        repository, home, jobs, cells, include_roots,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -147,27 +148,20 @@ async def _main(options: Options) -> None:
 
 
 async def _build(options: Options, telling: Telling) -> None:
-    source = load(options.recipe, options.variables)
-    check_graph(source)
+    sources = load_cells(options.recipe, options.variables, wanted=options.cells, roots=options.include_roots)
     lent = Lent.read()
-    check_network(source, lent)
     repository = open_repository(options.repository, options.home)
-    base = await asyncio.to_thread(_base_snapshot, source, repository)
-    lacks = partial(lacks_internet, options.home) if source.recipe.machine.internet else (lambda caps: "")
-    selected = await select(options.driver, options.home, lacks=lacks)
-    facts = await _facts(selected, source, base)
-    image = await _base_image(source, facts.architecture, options.home)
-    plan = await asyncio.to_thread(make_plan, source, facts, base, image)
+    selected, plans = await prepare(sources, options.driver, options.home, repository, lent)
     if options.plan_only:
         ledger = Ledger(repository, fresh=options.no_cache)
-        known = await asyncio.to_thread(look_up, plan, ledger, repository)
-        print_plan(plan, known, options.home, explain=options.explain, as_json=options.as_json)
+        known = [await asyncio.to_thread(look_up, plan, ledger, repository) for plan in plans]
+        print_plans(plans, known, options.home, explain=options.explain, as_json=options.as_json)
         return
     workshop = Workshop(
         home=options.home,
         repository=repository,
         driver=selected.driver,
-        architecture=facts.architecture,
+        architecture=this_architecture(),
         sink=telling,
         why_driver=selected.why,
         fresh=options.no_cache,
@@ -176,39 +170,9 @@ async def _build(options: Options, telling: Telling) -> None:
         parallel=options.jobs or os.cpu_count() or 1,
         lent=lent,
     )
-    result = await build(plan, workshop)
-    print_result(result, selected, as_json=options.as_json)
-
-
-def _base_snapshot(source: Source, repository: Repository) -> Snapshot | None:
-    reference = source.recipe.base.snapshot
-    if reference is None:
-        return None
-    try:
-        return repository.snapshot(Catalog(repository).resolve(reference).snapshot_id)
-    except AenvError as error:
-        raise type(error)(
-            f"{source.document.mark(('base', 'snapshot'))}: {error.message}", fix=error.fix
-        ) from error
-
-
-async def _base_image(source: Source, architecture: Architecture, home: Home) -> ResolvedImage | None:
-    name = source.recipe.base.image
-    if name is None:
-        return None
-    try:
-        reference = parse_image(name).at(source.folder)
-        return await ImageSource(reference, home.cache / "images").resolve(architecture)
-    except AenvError as error:
-        raise type(error)(f"{source.document.mark(('base', 'image'))}: {error.message}", fix=error.fix) from error
-
-
-async def _facts(selected: Selected, source: Source, base: Snapshot | None) -> HostFacts:
-    machine = platform.machine()
-    if machine not in _ARCHITECTURES:
-        raise Unsupported(f"the architecture {machine} is not supported", fix="use x86_64 or aarch64")
-    memory = await selected.driver.facts(machine_of(source, base))
-    return HostFacts(Architecture(_ARCHITECTURES[machine]), memory.envd_digest, memory)
+    built = await build_cells(plans, workshop)
+    print_result(built, selected, as_json=options.as_json)
+    require_all(built)
 
 
 def _telling(options: Options, stack: ExitStack) -> Telling:

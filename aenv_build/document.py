@@ -6,15 +6,17 @@ A recipe may come from a stranger's pull request, so size, depth and what aliase
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+from aenv_run.digest import digest_bytes
 from aenv_run.errors import NotFound, RecipeError
+from aenv_run.types import Digest
 
 Data: TypeAlias = "bool | int | str | list[Data] | dict[str, Data] | None"
 Where: TypeAlias = tuple[str | int, ...]
@@ -23,7 +25,7 @@ MAX_BYTES = 1 << 20
 MAX_VALUES = 50_000
 MAX_DEPTH = 32
 #: Under these keys every scalar is text as written: ``PORT: 0080`` and ``python: 3.10`` stay what they look like.
-TEXT_KEYS = frozenset({"vars", "env"})
+TEXT_KEYS = frozenset({"vars", "env", "matrix"})
 
 
 @dataclass(frozen=True)
@@ -39,14 +41,26 @@ class Mark:
 
 
 @dataclass(frozen=True)
+class File:
+    """A file that was read: the folder that relative paths in it are relative to, and its content's digest."""
+
+    folder: Path
+    digest: Digest
+
+
+@dataclass(frozen=True)
 class Document:
-    """The file's data and the mark of each value (``marks``) and of each mapping key (``key_marks``)."""
+    """The file's data and the mark of each value (``marks``) and of each mapping key (``key_marks``).
+
+    ``files`` are those that it was read from, by their names in marks: the recipe and its fragments.
+    """
 
     file: str
     data: dict[str, Data]
     marks: dict[Where, Mark]
     key_marks: dict[Where, Mark]
     blocks: frozenset[Where] = frozenset()
+    files: Mapping[str, File] = field(default_factory=dict)
 
     def mark(self, where: Where) -> Mark:
         """Where the value stands; of a missing value, the nearest enclosing one."""
@@ -57,6 +71,16 @@ class Document:
     def key_mark(self, where: Where) -> Mark:
         """Where the key that holds the value stands."""
         return self.key_marks.get(where) or self.mark(where)
+
+    def folder(self, where: Where) -> Path:
+        """What a relative path that stands there is relative to: the folder of its own file."""
+        return self.files[self.mark(where).file if where else self.file].folder
+
+    @property
+    def digest(self) -> Digest:
+        """Of the file; of several files, of all their digests in the order in which they count."""
+        digests = [file.digest for file in self.files.values()]
+        return digests[0] if len(digests) == 1 else digest_bytes("\n".join(digests).encode())
 
     def error(self, where: Where, message: str, *, fix: str = "", key: bool = False) -> RecipeError:
         """An error at that place: ``file:line:column: message``."""
@@ -80,7 +104,7 @@ def read_document(path: Path, *, shown: str | None = None) -> Document:
         raise NotFound(f"{file}: no such recipe", fix="give the path of a recipe file") from None
     except OSError as error:
         raise RecipeError(f"{file}:1:1: cannot read the recipe: {error.strerror}") from error
-    return parse_document(data, file)
+    return replace(parse_document(data, file), files={file: File(path.absolute().parent, digest_bytes(data))})
 
 
 def parse_document(data: bytes, file: str) -> Document:

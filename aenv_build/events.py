@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Annotated, Final, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer
 
 from aenv_run.types import Model, SnapshotId
 
@@ -42,7 +42,20 @@ class PlannedName(Model):
     tags: tuple[str, ...]
 
 
-class BuildStarted(Model):
+class Told(Model):
+    """What every event has: of a matrix, which cell it is about. Left out where there is none."""
+
+    cell: str | None = None
+
+    @model_serializer(mode="wrap")
+    def _without_none(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        fields: dict[str, object] = handler(self)
+        if self.cell is None:
+            fields.pop("cell", None)
+        return fields
+
+
+class BuildStarted(Told):
     """The plan is made; ``total`` stages of work, the base among them, ``hits`` of them known before.
 
     ``stages`` has the steps that need no work too (env, workdir, user): no other event tells of them.
@@ -59,7 +72,7 @@ class BuildStarted(Model):
     outputs: tuple[PlannedName, ...] = ()
 
 
-class StageHit(Model):
+class StageHit(Told):
     """Nothing to do: the result exists, or nothing needs it."""
 
     event: Literal["stage_hit"] = "stage_hit"
@@ -70,7 +83,7 @@ class StageHit(Model):
     snapshot_id: SnapshotId | None = None
 
 
-class StageStarted(Model):
+class StageStarted(Told):
     """Work begins; ``why`` says why the cache did not have it."""
 
     event: Literal["stage_started"] = "stage_started"
@@ -80,7 +93,7 @@ class StageStarted(Model):
     why: str
 
 
-class StageOutput(Model):
+class StageOutput(Told):
     """One line that the step's command wrote."""
 
     event: Literal["stage_output"] = "stage_output"
@@ -88,7 +101,7 @@ class StageOutput(Model):
     text: str
 
 
-class StageNote(Model):
+class StageNote(Told):
     """Something worth knowing, such as waiting for another build."""
 
     event: Literal["stage_note"] = "stage_note"
@@ -96,7 +109,7 @@ class StageNote(Model):
     text: str
 
 
-class StageFinished(Model):
+class StageFinished(Told):
     """Done and committed (a verify: held)."""
 
     event: Literal["stage_finished"] = "stage_finished"
@@ -107,7 +120,7 @@ class StageFinished(Model):
     snapshot_id: SnapshotId | None = None
 
 
-class StageFailed(Model):
+class StageFailed(Told):
     """The step that ends the build. ``code`` as in docs/errors.md: ``step_failed`` where its command failed."""
 
     event: Literal["stage_failed"] = "stage_failed"
@@ -120,7 +133,7 @@ class StageFailed(Model):
     place: Place | None = Field(None, description="where the recipe says it")
 
 
-class OutputPublished(Model):
+class OutputPublished(Told):
     """A name points to the new snapshot."""
 
     event: Literal["output_published"] = "output_published"
@@ -131,8 +144,8 @@ class OutputPublished(Model):
     fresh: bool
 
 
-class BuildFinished(Model):
-    """All is built and named: the last event."""
+class BuildFinished(Told):
+    """All is built and named: the last event. With a ``cell``, of that one; the last of all has none."""
 
     event: Literal["build_finished"] = "build_finished"
     hits: int
@@ -140,7 +153,7 @@ class BuildFinished(Model):
     milliseconds: int
 
 
-class BuildFailed(Model):
+class BuildFailed(Told):
     """The error that ended the build, also one from before it began: the last event. ``code``: docs/errors.md."""
 
     event: Literal["build_failed"] = "build_failed"

@@ -43,7 +43,7 @@ from aenv_run.types import Architecture, StageKey
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a build works with."""
+    """What a build works with. ``machines``: as many at once as builds that share it may have together."""
 
     home: Home
     repository: Repository
@@ -55,6 +55,7 @@ class Workshop:
     keep: bool = False
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    machines: asyncio.Semaphore | None = None
     guests: GuestFactory = Guest
     lent: Lent = field(default_factory=Lent)
 
@@ -144,12 +145,11 @@ class _Run:
         self._plan = plan
         self._shop = workshop
         self._ledger = Ledger(workshop.repository, fresh=workshop.fresh)
-        self._notes = Notes(workshop.home.cache / "explain", plan.source.recipe.name)
+        self._notes = Notes.of(workshop.home, plan.source)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._network = StagingNetwork(workshop.home)
-        self._slots = Slots(
-            asyncio.Semaphore(max(1, workshop.parallel)), directory, self._network, workshop.guests
-        )
+        machines = workshop.machines or asyncio.Semaphore(max(1, workshop.parallel))
+        self._slots = Slots(machines, directory, self._network, workshop.guests)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
         self._told = StageEvents(plan, workshop.sink)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]

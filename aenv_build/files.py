@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from aenv_run.digest import CHUNK_BYTES
+from aenv_run.digest import CHUNK_BYTES, digest_file
 from aenv_run.errors import Conflict, InvalidInput
 from aenv_run.types import Digest, MachineSpec
 from aenv_run.untar import Limit, guarded, members
@@ -52,6 +52,26 @@ def examine(root: Path) -> CopiedFiles:
     for entry in _walk(root):
         _add(summary, entry, _content_digest(entry))
     return CopiedFiles(root, root.is_dir(), Digest("sha256:" + summary.hexdigest()))
+
+
+class Readings:
+    """What was read of the host's files, each once, however many cells of a recipe copy it. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._copied: dict[Path, CopiedFiles] = {}
+        self._digests: dict[Path, Digest] = {}
+
+    def examine(self, root: Path) -> CopiedFiles:
+        """As the function of that name."""
+        if root not in self._copied:
+            self._copied[root] = examine(root)
+        return self._copied[root]
+
+    def digest(self, path: Path) -> Digest:
+        """sha256 of a file."""
+        if path not in self._digests:
+            self._digests[path] = digest_file(path)
+        return self._digests[path]
 
 
 def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:

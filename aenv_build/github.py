@@ -11,7 +11,7 @@ import secrets
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 from aenv_build import events
 from aenv_build.github_summary import summary
@@ -24,6 +24,8 @@ MAX_HELD = 5000
 MAX_ANNOTATION = 4000
 #: Of one job step, as GitHub takes it.
 MAX_SUMMARY_BYTES = 1 << 20
+#: A step: its cell, if there is a matrix, and its id.
+Key: TypeAlias = tuple[str | None, str]
 
 
 class GithubLines:
@@ -46,11 +48,11 @@ class GithubLines:
         self._summary = environment.get("GITHUB_STEP_SUMMARY", "")
         self._recorder = Recorder()
         self._new_token = token
-        self._shown: str | None = None
+        self._shown: Key | None = None
         self._token = ""
-        self._held: dict[str, deque[str]] = {}
+        self._held: dict[Key, deque[str]] = {}
         self._loose: list[str] = []
-        self._titles: dict[str, str] = {}
+        self._titles: dict[Key, str] = {}
 
     def __call__(self, event: events.BuildEvent) -> None:
         """Show it."""
@@ -58,25 +60,27 @@ class GithubLines:
         lines = self._plain.lines(event)
         match event:
             case events.StageStarted():
-                self._titles[event.step] = f"{event.step}: {event.what}"
-                self._held[event.step] = deque(maxlen=MAX_HELD)
-                self._lines(event.step, lines)
+                key = (event.cell, event.step)
+                cell = f"{event.cell}: " if event.cell else ""
+                self._titles[key] = f"{cell}{event.step}: {event.what}"
+                self._held[key] = deque(maxlen=MAX_HELD)
+                self._lines(key, lines)
                 if self._shown is None:
-                    self._open(event.step)
+                    self._open(key)
             case events.StageOutput() | events.StageNote():
-                self._lines(event.step, lines)
+                self._lines((event.cell, event.step), lines)
             case events.StageFinished() | events.StageFailed():
-                self._lines(event.step, lines)
-                self._end(event.step)
+                self._lines((event.cell, event.step), lines)
+                self._end((event.cell, event.step))
             case events.BuildFailed():
                 self._fail(event)
             case _:
-                self._lines("", lines)
-        if isinstance(event, events.BuildFinished | events.BuildFailed):
+                self._lines(None, lines)
+        if isinstance(event, events.BuildFinished | events.BuildFailed) and event.cell is None:
             self._append_summary()
         self._stream.flush()
 
-    def _lines(self, step: str, lines: list[str]) -> None:
+    def _lines(self, step: Key | None, lines: list[str]) -> None:
         """To the log, or held while another step is shown."""
         if step in self._held and step != self._shown:
             self._held[step].extend(lines)
@@ -85,7 +89,7 @@ class GithubLines:
         else:  # of no group, such as a step that was in the cache
             self._loose += lines
 
-    def _open(self, step: str) -> None:
+    def _open(self, step: Key) -> None:
         self._token = self._new_token()
         self._print(command("group", harmless(self._titles[step])), command("stop-commands", self._token))
         self._shown = step
@@ -99,7 +103,7 @@ class GithubLines:
         self._loose.clear()
         self._shown = None
 
-    def _end(self, step: str) -> None:
+    def _end(self, step: Key) -> None:
         """A step is done: its group closes, and so do those of steps that were done meanwhile."""
         if step != self._shown:
             self._titles[step] += " (ran beside the one before)"
@@ -108,13 +112,10 @@ class GithubLines:
         del self._held[step]
         for other in list(self._held):
             self._open(other)
-            if self._is_running(other):
+            if self._recorder.is_running(*other):
                 return
             self._close()
             del self._held[other]
-
-    def _is_running(self, step: str) -> bool:
-        return self._recorder.builds[-1].steps[step].state == "running"
 
     def _fail(self, event: events.BuildFailed) -> None:
         """Close what is open, show what is held, then the annotation."""

@@ -48,7 +48,7 @@ def _of_build(build: BuildRecord) -> str:
     )
     spent, driver = seconds(build.milliseconds), _inline(started.driver)
     return (
-        f"### aenv-build {_inline(started.recipe)}\n\n"
+        f"### aenv-build {_inline(build.title)}\n\n"
         f"{started.hits} of {started.total} cached, {spent}, driver {driver}\n\n"
         f"| Step | What | Result | Time |\n|---|---|---|---:|\n{rows}\n"
         f"{made}\n```mermaid\n{picture}```\n"

@@ -38,7 +38,7 @@ class JunitReport:
     def __call__(self, event: events.BuildEvent) -> None:
         """Keep it; the last one of a build writes the file, whole or not at all."""
         self._recorder(event)
-        if isinstance(event, events.BuildFinished | events.BuildFailed):
+        if isinstance(event, events.BuildFinished | events.BuildFailed) and event.cell is None:
             self._write(report(self._recorder))
 
     def _write(self, text: str) -> None:
@@ -60,7 +60,7 @@ def report(recorder: Recorder) -> str:
     """The XML."""
     suites = ElementTree.Element("testsuites", name="aenv-build")
     for build in recorder.builds:
-        _suite(suites, build.started.recipe, [_of_step(build, step) for step in build.steps.values()], build)
+        _suite(suites, build.title, [_of_step(build, step) for step in build.steps.values()], build)
     failed = recorder.failed
     named = any(step.state in {"failed", "stopped"} for build in recorder.builds for step in build.steps.values())
     if failed is not None and not named:
@@ -92,7 +92,7 @@ def _of_step(build: BuildRecord, step: StepRecord) -> ElementTree.Element:
     stage = step.stage
     case = ElementTree.Element(
         "testcase",
-        classname=f"{build.started.recipe}.{stage.verb}",
+        classname=f"{build.title}.{stage.verb}",
         name=stage.step,
         file=printable(stage.place.file),
         line=str(stage.place.line),

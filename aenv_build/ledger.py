@@ -7,12 +7,17 @@ import os
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import Self
 
 from pydantic import ValidationError
 
 from aenv_build.keys import Inputs
+from aenv_build.load import Source
+from aenv_build.matrix import Cell
 from aenv_build.plan import Plan
+from aenv_run.digest import digest_bytes
 from aenv_run.errors import NotFound
+from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, SnapshotId, StageKey
@@ -68,9 +73,16 @@ class _Notes(Model):
 class Notes:
     """The inputs of the last build per recipe name and step, so that a miss can name what differs."""
 
-    def __init__(self, folder: Path, recipe: Name) -> None:
-        self._path = folder / f"{recipe}.json"
+    def __init__(self, folder: Path, recipe: Name, cell: Cell) -> None:
+        # Cells may share a name; what one was made of explains nothing of another.
+        suffix = f"+{digest_bytes(str(cell).encode()).hex[:12]}" if cell.values else ""
+        self._path = folder / f"{recipe}{suffix}.json"
         self._former = self._read()
+
+    @classmethod
+    def of(cls, home: Home, source: Source) -> Self:
+        """Those of the recipe's cell in that home."""
+        return cls(home.cache / "explain", source.recipe.name, source.cell)
 
     def why_missed(self, step: str, inputs: Inputs) -> str:
         """One phrase for people."""

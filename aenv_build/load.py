@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import typing
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pydantic
 from pydantic_core import ErrorDetails
 
-from aenv_build.document import Data, Document, Where, nearest, read_document
+from aenv_build.document import Data, Document, Where, nearest
+from aenv_build.fragments import read_recipe
+from aenv_build.matrix import Cell, cells_of, chosen
 from aenv_build.recipe import Base, Recipe, Step
 from aenv_build.render import render
 from aenv_build.verbs import Write
 from aenv_run.catalog import require_publishable
-from aenv_run.digest import digest_bytes
 from aenv_run.errors import AenvError, InvalidInput, RecipeError
 from aenv_run.types import Digest
 
@@ -24,12 +25,25 @@ MAX_SHOWN = 10
 
 @dataclass(frozen=True)
 class Source:
-    """A loaded recipe with where it came from: ``folder`` is what its relative paths are relative to."""
+    """A loaded recipe (of a matrix, one cell) with where it came from."""
 
     recipe: Recipe
     document: Document
-    folder: Path
-    digest: Digest
+    cell: Cell = field(default_factory=Cell)
+
+    @property
+    def digest(self) -> Digest:
+        """Of the recipe's file, and of its fragments if it has some."""
+        return self.document.digest
+
+    @property
+    def folder(self) -> Path:
+        """What relative paths of the recipe are relative to."""
+        return self.document.folder(())
+
+    def folder_at(self, where: Where) -> Path:
+        """What a relative path that stands there is relative to: the recipe's folder, or a fragment's own."""
+        return self.document.folder(where)
 
     def error(self, where: Where, message: str, *, fix: str = "") -> RecipeError:
         """An error at a place of the recipe."""
@@ -37,18 +51,68 @@ class Source:
 
 
 def load(path: Path, variables: Mapping[str, str] | None = None) -> Source:
-    """Read, render and validate the recipe."""
-    document = read_document(path)
+    """Read, render and validate a recipe of one cell."""
+    sources = load_cells(path, variables)
+    if len(sources) > 1:
+        raise sources[0].error(
+            ("matrix",), "a recipe without a matrix is needed here", fix="name one cell: --cell"
+        )
+    return sources[0]
+
+
+def load_cells(
+    path: Path,
+    variables: Mapping[str, str] | None = None,
+    *,
+    wanted: Sequence[str] = (),
+    roots: Sequence[Path] = (),
+) -> tuple[Source, ...]:
+    """Read, render and validate each cell of the recipe; give those that ``wanted`` names, or all.
+
+    ``roots``: folders beside the recipe's that fragments may lie in.
+    """
+    document = read_recipe(path, roots)
     _check_top(document)
-    data = render(document, variables or {})
+    cells = cells_of(document)
+    sources = {str(cell): _source(document, variables or {}, cell) for cell in cells}
+    if len(cells) > 1:
+        _check_names(document, tuple(sources.values()))
+    return tuple(sources[str(cell)] for cell in chosen(cells, wanted, document.file))
+
+
+def _source(document: Document, variables: Mapping[str, str], cell: Cell) -> Source:
+    data = render(document, variables, cell.values)
     _check_steps(document, data)
     try:
         recipe = Recipe.model_validate(data)
     except pydantic.ValidationError as error:
         raise _translate(document, data, error) from None
     _check_choices(document, recipe)
-    digest = digest_bytes(path.read_bytes())
-    return Source(recipe, document, path.absolute().parent, digest)
+    return Source(recipe, document, cell)
+
+
+def _check_names(document: Document, sources: Sequence[Source]) -> None:
+    """What two cells make must differ in its name, or at least in its tags."""
+    taken: dict[tuple[str, str], Cell] = {}
+    for source in sources:
+        mine: set[tuple[str, str]] = set()
+        for position, output in enumerate(source.recipe.outputs):
+            name = str(output.name or source.recipe.name)
+            mine |= {(name, tag) for tag in output.tags or ("",)}
+            for pair in sorted(mine & taken.keys()):
+                where: Where = ("outputs", position, "name") if output.name else ("name",)
+                other, made = taken[pair], ":".join(filter(None, pair))
+                raise document.error(
+                    where,
+                    f"the cells {other} and {source.cell} both make {made}",
+                    fix=f"name what differs, or tag it: {{{{ matrix.{_differing(other, source.cell)} }}}}",
+                )
+        taken |= dict.fromkeys(mine, source.cell)
+
+
+def _differing(one: Cell, other: Cell) -> str:
+    names = [name for name in other.values if one.values.get(name) != other.values[name]]
+    return (names or list(other.values))[0]
 
 
 def _check_top(document: Document) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
+from typing import NotRequired, TypedDict
 
 import click
 
-from aenv_build.execute import BuildResult, Known
+from aenv_build.cells import BuiltCell
+from aenv_build.execute import Known
 from aenv_build.ledger import BASE, Notes
 from aenv_build.plan import Plan
 from aenv_build.wording import base_words, size, step_words
@@ -14,9 +17,41 @@ from aenv_run.drivers.select import Selected
 from aenv_run.paths import Home
 
 
-def print_plan(plan: Plan, known: Known, home: Home, *, explain: bool, as_json: bool) -> None:
-    """What would run, and why."""
-    notes = Notes(home.cache / "explain", plan.source.recipe.name)
+def print_plans(
+    plans: Sequence[Plan], known: Sequence[Known], home: Home, *, explain: bool, as_json: bool
+) -> None:
+    """What would run, and why; of a matrix, cell by cell."""
+    cells = any(plan.source.cell.values for plan in plans)
+    told = [_plan(plan, found, home) for plan, found in zip(plans, known, strict=True)]
+    if as_json and cells:
+        click.echo(json.dumps({"recipe": plans[0].source.recipe.name, "cells": told}))
+    elif as_json:
+        click.echo(json.dumps(told[0]))
+    for plan, each in zip(plans, told, strict=True):
+        if not as_json:
+            if cells:
+                click.echo(f"cell {plan.source.cell}")
+            _print_rows(plan, each["stages"], explain=explain)
+
+
+class _Row(TypedDict):
+    step: str
+    what: str
+    parent: str | None
+    key: str
+    hit: bool
+    why: str
+
+
+class _Told(TypedDict):
+    recipe: str
+    cell: NotRequired[Mapping[str, str]]
+    stages: list[_Row]
+    outputs: list[dict[str, str | bool | None]]
+
+
+def _plan(plan: Plan, known: Known, home: Home) -> _Told:
+    notes = Notes.of(home, plan.source)
     rows = [(BASE, base_words(plan), "", known.base is not None, plan.base.inputs)]
     for stage in plan.stages.values():
         hit = stage.id in known.stages
@@ -26,36 +61,38 @@ def print_plan(plan: Plan, known: Known, home: Home, *, explain: bool, as_json: 
     }
     no_work = {stage.id for stage in plan.stages.values() if not stage.makes_state and stage.step.verb != "verify"}
     reasons.update(dict.fromkeys(no_work, "context only"))
-    if as_json:
-        stages = [
-            {
-                "step": step,
-                "what": what,
-                "parent": parent or None,
-                "key": inputs.key,
-                "hit": hit,
-                "why": reasons[step],
-            }
-            for step, what, parent, hit, inputs in rows
-        ]
-        outputs = [{"name": out.name, "from": out.state, "memory": out.memory} for out in plan.outputs]
-        click.echo(json.dumps({"recipe": plan.source.recipe.name, "stages": stages, "outputs": outputs}))
-        return
-    width = max(len(step) for step, *_ in rows)
-    for step, what, parent, _, inputs in rows:
-        after = f"  after {parent}" if parent else ""
-        why = f"  {reasons[step] if explain else reasons[step].partition(',')[0]}"
-        click.echo(f"{step:{width}}  {inputs.key[:12]}{why}  {what}{after}")
+    stages = [
+        _Row(step=step, what=what, parent=parent or None, key=inputs.key, hit=hit, why=reasons[step])
+        for step, what, parent, hit, inputs in rows
+    ]
+    outputs: list[dict[str, str | bool | None]] = [
+        {"name": out.name, "from": out.state, "memory": out.memory} for out in plan.outputs
+    ]
+    cell = plan.source.cell.values
+    told = _Told(recipe=plan.source.recipe.name, stages=stages, outputs=outputs)
+    return _Told(recipe=told["recipe"], cell=cell, stages=stages, outputs=outputs) if cell else told
+
+
+def _print_rows(plan: Plan, rows: Sequence[_Row], *, explain: bool) -> None:
+    width = max(len(row["step"]) for row in rows)
+    for row in rows:
+        after = f"  after {row['parent']}" if row["parent"] else ""
+        why = row["why"] if explain else row["why"].partition(",")[0]
+        click.echo(f"{row['step']:{width}}  {row['key'][:12]}  {why}  {row['what']}{after}")
     for out in plan.outputs:
         memory = " with memory" if out.memory else ""
         click.echo(f"-> {out.name} from {out.state or BASE}{memory}")
 
 
-def print_result(result: BuildResult, selected: Selected, *, as_json: bool) -> None:
-    """The outputs with their versions, and what the build cost."""
+def print_result(cells: Sequence[BuiltCell], selected: Selected, *, as_json: bool) -> None:
+    """The outputs with their versions, and what the build cost. Cells that failed are named in the JSON."""
+    built = [(each.cell, each.result) for each in cells if each.result is not None]
+    hits, misses = sum(result.hits for _, result in built), sum(result.misses for _, result in built)
+    seconds = max([result.seconds for _, result in built], default=0.0)
     if as_json:
         outputs = [
             {
+                **({"cell": cell.values} if cell.values else {}),
                 "name": out.name,
                 "version": out.version,
                 "tags": list(out.tags),
@@ -64,18 +101,21 @@ def print_result(result: BuildResult, selected: Selected, *, as_json: bool) -> N
                 "has_memory": out.snapshot.memory is not None,
                 "fresh": out.fresh,
             }
+            for cell, result in built
             for out in result.outputs
         ]
-        summary = {
-            "outputs": outputs,
-            "hits": result.hits,
-            "misses": result.misses,
-            "seconds": round(result.seconds, 3),
-        }
+        failed = [
+            {"cell": each.cell.values, "code": each.error.code, "message": each.error.message}
+            for each in cells
+            if each.error is not None
+        ]
+        summary = {"outputs": outputs, "hits": hits, "misses": misses, "seconds": round(seconds, 3)}
+        summary |= {"failed": failed} if failed else {}
         click.echo(json.dumps({**summary, "driver": selected.driver.name, "why": selected.why}))
         return
-    for out in result.outputs:
-        parts = f"disk{' and memory' if out.snapshot.memory else ''}"
-        total = size(sum(blob.size_bytes for blob in out.snapshot.blobs()))
-        click.echo(f"{out.name}:{out.version}  {out.snapshot.id}  {parts}, {total}")
-    click.echo(f"{result.hits} cached, {result.misses} built, {result.seconds:.1f} s")
+    for _, result in built:
+        for out in result.outputs:
+            parts = f"disk{' and memory' if out.snapshot.memory else ''}"
+            total = size(sum(blob.size_bytes for blob in out.snapshot.blobs()))
+            click.echo(f"{out.name}:{out.version}  {out.snapshot.id}  {parts}, {total}")
+    click.echo(f"{hits} cached, {misses} built, {seconds:.1f} s")

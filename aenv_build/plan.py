@@ -8,14 +8,13 @@ from dataclasses import dataclass, field
 
 from aenv_build.bases.image import ResolvedImage
 from aenv_build.document import Where
-from aenv_build.files import CopiedFiles, examine
+from aenv_build.files import CopiedFiles, Readings
 from aenv_build.graph import Graph
 from aenv_build.install import require_alone
 from aenv_build.keys import HostFacts, Inputs, fields, inputs
 from aenv_build.load import Source
 from aenv_build.recipe import Output, Step
 from aenv_build.verbs import FromStep, Run, Verify
-from aenv_run.digest import digest_file
 from aenv_run.errors import AenvError, Unsupported
 from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
@@ -117,15 +116,18 @@ def make_plan(
     facts: HostFacts,
     base_snapshot: Snapshot | None = None,
     image: ResolvedImage | None = None,
+    readings: Readings | None = None,
 ) -> Plan:
     """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing.
 
-    ``base_snapshot`` and ``image`` are what the recipe's base of that kind is today.
+    ``base_snapshot`` and ``image`` are what the recipe's base of that kind is today; ``readings`` are shared by
+    the plans of one recipe's cells.
     """
     machine = machine_of(source, base_snapshot)
-    base = _base(source, facts, machine, base_snapshot, image)
+    readings = readings or Readings()
+    base = _base(source, facts, machine, base_snapshot, image, readings)
     graph = Graph(source)
-    planner = _Planner(source, facts, machine, base)
+    planner = _Planner(source, facts, machine, base, readings)
     stages: dict[str, Stage] = {}
     for step_id in graph.order:
         stages[step_id] = planner.stage(graph, step_id, stages)
@@ -134,8 +136,11 @@ def make_plan(
 
 
 class _Planner:
-    def __init__(self, source: Source, facts: HostFacts, machine: MachineSpec, base: BaseStage) -> None:
+    def __init__(
+        self, source: Source, facts: HostFacts, machine: MachineSpec, base: BaseStage, readings: Readings
+    ) -> None:
         self._source = source
+        self._readings = readings
         self._facts = facts
         self._machine = machine
         self._base = base
@@ -174,8 +179,9 @@ class _Planner:
             return None
         if not path:
             raise self._source.error(where, f"{step.verb}: {where[-1]} is empty")
+        folder = self._source.folder_at(where)
         try:
-            found = examine(self._source.folder / path)
+            found = self._readings.examine(folder / path)
             if step.pip is not None:
                 require_alone(found.root)
             return found
@@ -183,7 +189,7 @@ class _Planner:
             raise self._source.error(
                 where,
                 f"no such file or directory: {path}",
-                fix=f"the path is relative to the recipe's folder, {self._source.folder}",
+                fix=f"the path is relative to the recipe's folder, {folder}",
             ) from None
         except OSError as error:
             raise self._source.error(where, f"cannot read {error.filename}: {error.strerror}") from error
@@ -354,6 +360,7 @@ def _base(
     machine: MachineSpec,
     snapshot: Snapshot | None,
     image: ResolvedImage | None,
+    readings: Readings,
 ) -> BaseStage:
     base = source.recipe.base
     context = snapshot.context if snapshot else image.context if image else Context()
@@ -379,4 +386,4 @@ def _base(
             f"no such file: {base.archive}",
             fix=f"the path is relative to the recipe's folder, {source.folder}",
         )
-    return BaseStage(inputs("base/archive", 1, **common, content=digest_file(path)), context)
+    return BaseStage(inputs("base/archive", 1, **common, content=readings.digest(path)), context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from types import TracebackType
-from typing import IO, Self
+from typing import IO, Self, TypeAlias
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -16,6 +16,7 @@ from aenv_build.wording import seconds
 from aenv_build.workflow_commands import harmless_json
 
 TREE_LINES = 4
+Placed: TypeAlias = events.StageHit | events.StageStarted | events.StageFinished | events.StageFailed
 
 
 class PlainLines:
@@ -24,7 +25,7 @@ class PlainLines:
     def __init__(self, stream: IO[str], *, explain: bool = False) -> None:
         self._stream = stream
         self._explain = explain
-        self._total = 0
+        self._totals: dict[str | None, int] = {}
 
     def __call__(self, event: events.BuildEvent) -> None:
         """Print it."""
@@ -33,34 +34,38 @@ class PlainLines:
         self._stream.flush()
 
     def lines(self, event: events.BuildEvent) -> list[str]:
-        """The lines of an event."""
+        """The lines of an event; of a matrix, each names its cell."""
+        lines = self._lines(event)
+        return lines if event.cell is None else [f"{event.cell}: {line}" for line in lines]
+
+    def _lines(self, event: events.BuildEvent) -> list[str]:
         if isinstance(event, events.BuildStarted):
-            self._total = event.total
+            self._totals[event.cell] = event.total
             return [
                 f"{event.recipe}: {event.total} stages, {event.hits} cached; driver {event.driver}: {event.why}"
             ]
         if isinstance(event, events.StageHit):
-            return [f"{self._head(event.position, event.step)}  {event.what}  {event.why}"]
+            return [f"{self._head(event)}  {event.what}  {event.why}"]
         if isinstance(event, events.StageStarted):
             why = f"  ({event.why})" if self._explain else ""
-            return [f"{self._head(event.position, event.step)}  {event.what} …{why}"]
+            return [f"{self._head(event)}  {event.what} …{why}"]
         if isinstance(event, events.StageOutput):
             return [f"  {event.step} | {event.text}"]
         if isinstance(event, events.StageNote):
             return [f"  {event.step}: {event.text}"]
         if isinstance(event, events.StageFinished):
-            head = self._head(event.position, event.step)
+            head = self._head(event)
             return [f"{head}  {event.what}  done in {seconds(event.milliseconds)}"]
         if isinstance(event, events.StageFailed):
-            return [f"{self._head(event.position, event.step)}  {event.what}  FAILED"]
+            return [f"{self._head(event)}  {event.what}  FAILED"]
         if isinstance(event, events.BuildFinished | events.BuildFailed):
             return []  # the command says it, with its result or its error
         fresh = "" if event.fresh else " (unchanged)"
         tags = f" [{', '.join(event.tags)}]" if event.tags else ""
         return [f"{event.name}:{event.version}{tags} = {event.snapshot_id.short}{fresh}"]
 
-    def _head(self, position: int, step: str) -> str:
-        return f"[{position}/{self._total or '?'}] {step}"
+    def _head(self, event: Placed) -> str:
+        return f"[{event.position}/{self._totals.get(event.cell) or '?'}] {event.step}"
 
 
 class JsonLines:
@@ -81,7 +86,7 @@ class LiveTree:
     def __init__(self, console: Console, *, explain: bool = False) -> None:
         self._console = console
         self._plain = PlainLines(console.file, explain=explain)
-        self._running: dict[str, _Running] = {}
+        self._running: dict[tuple[str | None, str], _Running] = {}
         self._live = Live(console=console, refresh_per_second=8, transient=True, get_renderable=self._render)
 
     def __enter__(self) -> Self:
@@ -97,13 +102,13 @@ class LiveTree:
     def __call__(self, event: events.BuildEvent) -> None:
         """Show it."""
         if isinstance(event, events.StageStarted):
-            self._running[event.step] = _Running(self._plain.lines(event)[0])
+            self._running[event.cell, event.step] = _Running(self._plain.lines(event)[0])
         elif isinstance(event, events.StageOutput):
-            if running := self._running.get(event.step):
+            if running := self._running.get((event.cell, event.step)):
                 running.lines = [*running.lines, event.text][-TREE_LINES:]
         else:
             if isinstance(event, events.StageFinished | events.StageFailed):
-                self._running.pop(event.step, None)
+                self._running.pop((event.cell, event.step), None)
             style = "red" if isinstance(event, events.StageFailed) else ""
             for line in self._plain.lines(event):
                 self._console.print(Text(line, style=style))

@@ -10,6 +10,8 @@ from pydantic_core import CoreSchema
 
 from aenv_build.recipe_values import (
     Env,
+    Matrix,
+    Paths,
     RecipeModel,
     RelativeOrAbsolute,
     Seconds,
@@ -171,7 +173,9 @@ class Recipe(RecipeModel):
 
     version: Literal[1]
     name: Name
+    include: Paths = Field((), description="fragments: their vars, env and steps come before the recipe's own")
     vars: dict[str, str] = Field(default_factory=dict)
+    matrix: Matrix | None = Field(None, description="one build for each combination of values")
     base: Base
     machine: Machine = Machine()
     env: Env = Field(default_factory=dict)

@@ -122,6 +122,25 @@ Words = Annotated[
     BeforeValidator(_words),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}, "minItems": 1}]}),
 ]
+#: Checked where they are read, before templates count (fragments.py, matrix.py).
+Paths = Annotated[
+    tuple[str, ...],
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+_SCALAR = {"type": ["string", "number", "boolean"]}
+_CELLS = {"type": "array", "items": {"type": "object", "additionalProperties": _SCALAR, "minProperties": 1}}
+Matrix = Annotated[
+    dict[str, tuple[str | dict[str, str], ...]],
+    WithJsonSchema(
+        {
+            "type": "object",
+            "minProperties": 1,
+            "properties": {"include": _CELLS, "exclude": _CELLS},
+            "additionalProperties": {"type": "array", "items": _SCALAR, "minItems": 1},
+        }
+    ),
+]
 SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
 FilePath = Annotated[str, AfterValidator(_file_path)]

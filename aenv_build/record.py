@@ -39,12 +39,19 @@ class BuildRecord:
     began: float = 0.0
     milliseconds: int = 0
 
+    @property
+    def title(self) -> str:
+        """The recipe, and the cell of its matrix."""
+        cell = self.started.cell
+        return self.started.recipe if cell is None else f"{self.started.recipe} ({cell})"
+
 
 class Recorder:
     """A sink that keeps what is told; a command that builds several recipes leaves several records."""
 
     def __init__(self) -> None:
         self.builds: list[BuildRecord] = []
+        self._of_cells: dict[str | None, BuildRecord] = {}
         self.failed: events.BuildFailed | None = None
 
     def __call__(self, event: events.BuildEvent) -> None:
@@ -53,15 +60,22 @@ class Recorder:
             work = [stage for stage in event.stages if stage.verb not in {"env", "workdir", "user"}]
             steps = {stage.step: StepRecord(stage) for stage in work}
             self.builds.append(BuildRecord(event, steps, began=time.monotonic()))
+            self._of_cells[event.cell] = self.builds[-1]
         elif isinstance(event, events.BuildFailed):
             self._fail(event)
+        elif (build := self._of_cells.get(event.cell)) is None:
+            return  # the end of all cells
         elif isinstance(event, events.BuildFinished):
-            self.builds[-1].finished = event
-            self.builds[-1].milliseconds = event.milliseconds
+            build.finished = event
+            build.milliseconds = event.milliseconds
         elif isinstance(event, events.OutputPublished):
-            self.builds[-1].outputs.append(event)
-        elif step := self.builds[-1].steps.get(event.step):
+            build.outputs.append(event)
+        elif step := build.steps.get(event.step):
             _take(step, event)
+
+    def is_running(self, cell: str | None, step: str) -> bool:
+        """Whether that step of the cell's last build has begun and not ended."""
+        return self._of_cells[cell].steps[step].state == "running"
 
     def _fail(self, event: events.BuildFailed) -> None:
         self.failed = event

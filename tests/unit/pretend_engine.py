@@ -161,6 +161,7 @@ class PretendEngine:
         self.launches = itertools.count()
         self.incompatible = False
         self.disks: list[tuple[Path, ...]] = []
+        self.commands: list[str] = []  # the last words of all that guests ran, in order
         self._ports = itertools.count(first_port)
 
     async def probe(self) -> Probe:
@@ -266,6 +267,7 @@ class PretendEngine:
         command = config["args"][-1]
         login = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
         user = login.rstrip(":") or None
+        self.commands.append(command)
         machine.ran.append(Ran(command, config["envs"], user, machine.memory["hostname"]))
         if self.command_gate is not None:
             await self.command_gate.wait()
