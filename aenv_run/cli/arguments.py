@@ -131,6 +131,14 @@ def parse_duration(text: str) -> float:
     return seconds
 
 
+def parse_age(text: str) -> float:
+    """Seconds from ``90s``, ``5m``, ``12h``, ``30d``."""
+    found = re.fullmatch(r"([0-9]{1,6})([smhd])", text)
+    if not found:
+        raise InvalidInput(f"{text!r} is no age", fix="write 90s, 5m, 12h or 30d")
+    return int(found[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[found[2]]
+
+
 def parse_size(text: str) -> int:
     """Bytes from ``4096``, ``512MiB``, ``4GiB``."""
     found = re.fullmatch(r"([0-9]{1,15})(KiB|MiB|GiB|TiB)?", text)

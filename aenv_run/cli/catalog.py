@@ -6,7 +6,9 @@ import click
 
 from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
 from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.catalog_graph import draw
 from aenv_run.cli.catalog_labels import label, search_entries
+from aenv_run.cli.catalog_retain import retain_versions
 from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
 from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
 from aenv_run.errors import InvalidInput
@@ -182,5 +184,5 @@ def remove(reference: str, everything: bool, as_json: bool) -> None:
         click.echo(reference)
 
 
-for command in (label, search_entries, tag, promote, rollback, show_history):
+for command in (draw, label, retain_versions, search_entries, tag, promote, rollback, show_history):
     catalog.add_command(command)
