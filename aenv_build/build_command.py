@@ -26,6 +26,7 @@ from aenv_build.load import load_cells
 from aenv_build.outcome import print_plans, print_result
 from aenv_build.prepare import prepare, this_architecture
 from aenv_build.progress import JsonLines, LiveTree, PlainLines
+from aenv_build.secret_values import Secrets
 from aenv_build.workflow_commands import on_github
 from aenv_run.config import cache_limit_bytes, open_repository
 from aenv_run.errors import InvalidInput
@@ -61,6 +62,7 @@ class Options:
     jobs: int | None
     cells: tuple[str, ...]
     include_roots: tuple[Path, ...]
+    secrets: tuple[str, ...]
 
 
 class _Plain(click.Command):
@@ -85,6 +87,9 @@ class _Plain(click.Command):
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     help="A folder beside the recipe's that fragments may lie in.",
 )
+@click.option(
+    "--secret", "secrets", multiple=True, metavar="NAME=FILE|env:VARIABLE", help="Where a secret's value is."
+)
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
 @click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
@@ -104,6 +109,7 @@ class _Plain(click.Command):
 def build_recipe(
     recipe: Path,
     variables: tuple[str, ...],
+    secrets: tuple[str, ...],
     plan_only: bool,
     no_cache: bool,
     explain: bool,
@@ -122,7 +128,7 @@ def build_recipe(
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
         recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
-        repository, home, jobs, cells, include_roots,
+        repository, home, jobs, cells, include_roots, secrets,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -149,7 +155,8 @@ async def _main(options: Options) -> None:
 
 async def _build(options: Options, telling: Telling) -> None:
     sources = load_cells(options.recipe, options.variables, wanted=options.cells, roots=options.include_roots)
-    lent = Lent.read()
+    names = {name for source in sources for name in source.recipe.secrets}
+    lent, secrets = Lent.read(), Secrets.read(options.secrets, names)
     repository = open_repository(options.repository, options.home)
     selected, plans = await prepare(sources, options.driver, options.home, repository, lent)
     if options.plan_only:
@@ -169,6 +176,7 @@ async def _build(options: Options, telling: Telling) -> None:
         cache_limit_bytes=cache_limit_bytes(),
         parallel=options.jobs or os.cpu_count() or 1,
         lent=lent,
+        secrets=secrets,
     )
     built = await build_cells(plans, workshop)
     print_result(built, selected, as_json=options.as_json)

@@ -82,7 +82,7 @@ class Committer:
         return StepFailed(error.message, fix="; ".join(hints))
 
     async def _keep(self, stage: Stage, staged: StagingMachine) -> Snapshot:
-        memory = self._caps.memory_snapshot
+        memory = self._caps.memory_snapshot and not staged.was_given
         if memory:
             await staged.guest.detach()
         else:

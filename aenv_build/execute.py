@@ -16,12 +16,15 @@ from aenv_build.bases import make_base_disk
 from aenv_build.commit import Committer
 from aenv_build.files import disk_limit
 from aenv_build.ledger import BASE, Ledger, Notes
-from aenv_build.lent import VERBS, Lent
+from aenv_build.lent import Lent
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
 from aenv_build.provenance import how_built
+from aenv_build.recipe import Step
+from aenv_build.redact import Redactor
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
 from aenv_build.scratch import scratch
+from aenv_build.secret_values import Secrets
 from aenv_build.stage_events import StageEvents
 from aenv_build.staging import GuestFactory, Slots, StagingMachine
 from aenv_build.staging_network import NOTHING, Reach, StagingNetwork
@@ -58,6 +61,7 @@ class Workshop:
     machines: asyncio.Semaphore | None = None
     guests: GuestFactory = Guest
     lent: Lent = field(default_factory=Lent)
+    secrets: Secrets = field(default_factory=Secrets)
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,7 @@ class _Run:
         machines = workshop.machines or asyncio.Semaphore(max(1, workshop.parallel))
         self._slots = Slots(machines, directory, self._network, workshop.guests)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
+        self._redactor = Redactor([*workshop.secrets.values.values(), *workshop.lent.passwords])
         self._told = StageEvents(plan, workshop.sink)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
         self._positions = {stage.id: number for number, stage in enumerate(self._work, start=2)}
@@ -177,6 +182,8 @@ class _Run:
         missing = {position for position in range(len(self._plan.outputs)) if position not in known.outputs}
         schedule = make_schedule(self._plan, set(known.stages), missing)
         self._needed = schedule.needed
+        if (problem := self._shop.secrets.missing(self._plan, schedule.needed)) is not None:
+            raise problem
         total = 1 + len(self._work)
         self.misses = len(schedule.needed) + (schedule.base_needed and known.base is None)
         self.hits = total - self.misses
@@ -311,8 +318,9 @@ class _Run:
         return Reach(hosts=lent.hosts_for(stage.step.verb))
 
     def _given(self, stage: Stage) -> Given:
-        networked = stage.step.verb in VERBS and bool(self._reach(stage))
-        return Given(lent=self._shop.lent if networked else Lent())
+        networked = stage.step.verb in Step.GIVEN and bool(self._reach(stage))
+        lent = self._shop.lent if networked else Lent()
+        return Given(lent, self._shop.secrets.of(stage.step.secrets), self._redactor)
 
     async def _boot(
         self, snapshot: Snapshot, reach: Reach = NOTHING, *, initialise: bool = True

@@ -26,8 +26,6 @@ APT_CONFIG = f"{FOLDER}/apt.conf"
 APT_FOLDER = f"{FOLDER}/apt"
 MAX_BUNDLE_BYTES = 8 << 20
 SETUP_TIMEOUT_S = 60.0
-#: Verbs whose commands are lent something. Not start: its processes, and their environment, live on.
-VERBS = frozenset({"run", "apt", "pip", "git", "verify"})
 
 _COPY_SOURCES = """
 mkdir -p "$1/sources.list.d" "$1/lists/partial"

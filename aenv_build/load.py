@@ -165,6 +165,7 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             raise document.error((*where, "ready"), "ready takes exactly one of command, port")
         if step.timeout and step.verb not in Step.TIMED:
             raise document.error((*where, "timeout"), f"a step with '{step.verb}' takes no timeout", key=True)
+        _check_secrets(document, recipe, index, step)
         if step.pip and not step.pip.packages and step.pip.requirements is None:
             raise document.error((*where, "pip"), "pip takes packages, requirements, or both")
         if step.write and isinstance(step.write, Write) and step.write.mode and step.write.executable:
@@ -172,6 +173,20 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
         if step.verify and step.verify.failed is not None and step.verify.junit is None:
             raise document.error(
                 (*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True
+            )
+
+
+def _check_secrets(document: Document, recipe: Recipe, index: int, step: Step) -> None:
+    where: Where = ("steps", index, "secrets")
+    if step.secrets and step.verb not in Step.GIVEN:
+        why = "what it starts would keep them" if step.verb == "start" else "it runs no command"
+        raise document.error(where, f"a step with '{step.verb}' takes no secrets: {why}", key=True)
+    for position, name in enumerate(step.secrets):
+        if name not in recipe.secrets:
+            raise document.error(
+                (*where, position),
+                f"the recipe has no secret {name!r}; {nearest(name, recipe.secrets)}",
+                fix=f"declare it at the top: 'secrets: [{name}]'",
             )
 
 

@@ -161,6 +161,13 @@ class _Planner:
                 f"this step would be disk layer {depth}; a snapshot has at most {MAX_DISK_LAYERS}",
                 fix="join steps, or publish an output and build on it",
             )
+        if step.secrets and memory and step.verb != "verify":
+            raise self._source.document.error(
+                ("steps", index, "secrets"),
+                "this step's state has memory, which could keep a secret",
+                fix="move the step before the one with 'start'",
+                key=True,
+            )
         if step.verb in {"env", "workdir", "user"}:
             stage_inputs = parent_inputs
         else:
@@ -217,6 +224,8 @@ class _Planner:
         if step.write is not None:
             return inputs("stage/write", 1, **common, files=_written(step, context))
         common["internet"] = self._source.recipe.machine.internet
+        if step.secrets:  # their names; without, the key is that of before there were any
+            common["secrets"] = sorted(set(step.secrets))
         if (package_inputs := _of_packages(step, context, files)) is not None:
             return inputs(f"stage/{step.verb}", 1, **common, **package_inputs)
         if step.verify is not None:
@@ -310,6 +319,14 @@ def run_context(command: Run | Verify, context: Context) -> Context:
         workdir=command.workdir or context.workdir,
         user=command.user or context.user,
     )
+
+
+def user_of(step: Step, context: Context) -> str:
+    """Who runs the command of a step."""
+    if step.apt is not None:
+        return "root"
+    command = step.run or step.verify or step.start
+    return run_context(command, context).user if command is not None else context.user
 
 
 def argv(words: str | tuple[str, ...], shell: str) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from aenv_build.recipe_values import (
     RecipeModel,
     RelativeOrAbsolute,
     Seconds,
+    SecretName,
     SizeMib,
     StepId,
     User,
@@ -65,6 +66,8 @@ class Step(RecipeModel):
     )  # fmt: skip
     #: Verbs for which a machine runs and after which a snapshot is committed.
     STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "start"})
+    #: Verbs whose command may be given something for its time. Not start: what it is given would live on.
+    GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "verify"})
     #: Verbs that run a command, which may take too long.
     TIMED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "verify", "start"})
 
@@ -82,6 +85,7 @@ class Step(RecipeModel):
     start: Annotated[Run, short_form("command")] | None = None
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of a command; default 1h")
+    secrets: tuple[SecretName, ...] = Field((), description="secrets of the recipe that its command may read")
 
     @classmethod
     def __get_pydantic_json_schema__(
@@ -179,5 +183,6 @@ class Recipe(RecipeModel):
     base: Base
     machine: Machine = Machine()
     env: Env = Field(default_factory=dict)
+    secrets: tuple[SecretName, ...] = Field((), description="names; values come from who builds")
     steps: tuple[Step, ...] = Field((), max_length=500)
     outputs: tuple[Output, ...] = Field((Output(),), min_length=1, max_length=64)

@@ -154,6 +154,7 @@ AptPackage = Annotated[
 ]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
+SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
 User = Annotated[str, Field(pattern=USER_PATTERN)]
 

@@ -54,6 +54,8 @@ class StagingMachine:
         self._lease: Lease | None = None
         self._guest: Guest | None = None
         self.closed = False
+        #: A step was given secrets or settings of the builder here: its memory must not be captured.
+        self.was_given = False
         self._captures = 0
         #: The snapshot whose disk is what this machine's disk was at its last capture.
         self.snapshot = snapshot

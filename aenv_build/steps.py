@@ -25,9 +25,10 @@ from aenv_build.files import (
 )
 from aenv_build.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.lent import Lent
-from aenv_build.plan import Stage, argv, copy_target, run_context
+from aenv_build.plan import Stage, argv, copy_target, run_context, user_of
 from aenv_build.ready import is_ready
 from aenv_build.redact import Redactor
+from aenv_build.secret_values import lend_secrets
 from aenv_build.staging import StagingMachine
 from aenv_build.tail import LAST_LINES, Tail, failure
 from aenv_build.verbs import Copy, FromStep, Run, Verify
@@ -48,17 +49,32 @@ class Given:
     """What a step gets beside the state that it starts from, for its own time only."""
 
     lent: Lent = field(default_factory=Lent)
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    #: Keeps out of what is shown the secrets of the whole build.
+    redactor: Redactor = field(default_factory=Redactor, repr=False)
 
-    @property
-    def redactor(self) -> Redactor:
-        """Keeps out of what is shown what is not for it."""
-        return Redactor(self.lent.passwords)
+    def __bool__(self) -> bool:
+        return bool(self.secrets or self.lent.environment)
 
     @asynccontextmanager
-    async def to(self, guest: Guest) -> AsyncIterator[Mapping[str, str]]:
-        """Put it into the guest; variables for commands, which those of the recipe overrule. Then take it out."""
+    async def to(self, guest: Guest, user: str) -> AsyncIterator[GivenEnv]:
+        """Put it into the guest for a command of ``user``; take it out at the end."""
         async with AsyncExitStack() as stack:
-            yield await stack.enter_async_context(self.lent.given(guest))
+            lent = await stack.enter_async_context(self.lent.given(guest))
+            secrets = await stack.enter_async_context(lend_secrets(guest, self.secrets, user))
+            yield GivenEnv(lent, secrets)
+
+
+@dataclass(frozen=True)
+class GivenEnv:
+    """Variables for commands: those of the recipe are stronger than ``lent`` ones, and weaker than ``secrets``."""
+
+    lent: Mapping[str, str]
+    secrets: Mapping[str, str] = field(repr=False)
+
+    def around(self, env: Mapping[str, str]) -> dict[str, str]:
+        """All of a command's variables."""
+        return {**self.lent, **env, **self.secrets}
 
 
 async def perform(
@@ -75,7 +91,8 @@ async def perform(
     given = given or Given()
     tail = Tail(stage.id, sink, given.redactor)
     try:
-        async with given.to(staged.guest) as env:
+        staged.was_given |= bool(given)
+        async with given.to(staged.guest, user_of(stage.step, stage.context)) as env:
             await _Work(stage, staged, tail, env).do(fetched)
     except SandboxDead as error:
         raise await _dead(stage, staged, error, given.redactor) from error
@@ -117,7 +134,7 @@ def advice(reason: str, console: str) -> str:
 class _Work:
     """One step in its machine. ``env`` is what the step is given for its commands."""
 
-    def __init__(self, stage: Stage, staged: StagingMachine, tail: Tail, env: Mapping[str, str]) -> None:
+    def __init__(self, stage: Stage, staged: StagingMachine, tail: Tail, env: GivenEnv) -> None:
         self._stage = stage
         self._staged = staged
         self._guest = staged.guest
@@ -157,9 +174,8 @@ class _Work:
 
     async def _command(self, words: tuple[str, ...], context: Context, timeout_s: float) -> int:
         """Run it to its end, its output told line by line; its exit code."""
-        env = {**self._env, **context.env}
         result = await self._guest.run(
-            Command(words, env=env, cwd=context.workdir, user=context.user),
+            Command(words, env=self._env.around(context.env), cwd=context.workdir, user=context.user),
             timeout_s=timeout_s,
             on_stdout=lambda data: self._tail.feed("stdout", data),
             on_stderr=lambda data: self._tail.feed("stderr", data),

@@ -29,15 +29,25 @@ pytestmark = [
     pytest.mark.skipif(BUSYBOX is None, reason="the tiny base needs a static busybox"),
 ]
 APPLETS = ("sh", "cat", "ls", "echo", "sleep", "mkdir", "rm", "touch", "test", "true", "false", "ps")
+TOKEN = "a-token-of-the-tiny-recipe"
 RECIPE = """
 version: 1
 name: tiny
 base: {archive: root.tar}
 machine: {memory: 256MiB, disk: 64MiB}
 env: {GREETING: hello}
+secrets: [TINY_TOKEN]
 steps:
-  - {id: one, run: 'echo "$GREETING" > /srv/one; sleep 600 &'}
-  - {id: two, run: 'test "$(cat /srv/one)" = hello; echo 2 > /srv/two'}
+  - {id: text, write: {/srv/bin/hello: "echo hello\n"}}
+  - id: one
+    run: |
+      echo "$GREETING" > /srv/one; sleep 600 &
+      test "$(cat /run/secrets/TINY_TOKEN)" = "$TINY_TOKEN"; echo "<$TINY_TOKEN>"
+    secrets: [TINY_TOKEN]
+  - id: two
+    run: |
+      test ! -e /run/secrets; test -z "$TINY_TOKEN"; test "$(sh /srv/bin/hello)" = hello
+      test "$(cat /srv/one)" = hello; echo 2 > /srv/two
   - {id: side, needs: [one], run: 'mkdir /srv/d; echo side > /srv/d/side'}
   - {id: merged, needs: [two], copy: {from: {step: side, path: /srv/d}, to: /opt}}
   - {id: check, verify: 'test "$(cat /opt/side)" = side; test ! -e /srv/d; echo spoilt > /srv/two'}
@@ -89,7 +99,7 @@ async def start(place: Path, text: str, *arguments: str) -> asyncio.subprocess.P
     recipe.write_text(text)
     return await asyncio.create_subprocess_exec(
         sys.executable, "-m", "aenv_build.cli", str(recipe), "--home", str(place / "h"), *arguments,
-        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, env={**os.environ, "TINY_TOKEN": TOKEN},
     )  # fmt: skip
 
 
@@ -106,6 +116,13 @@ def assert_clean(place: Path) -> None:
     report = check(open_repository(None, home))
     assert not report.problems, report.problems
     assert not users_of(home.staging)
+
+
+def assert_nowhere(place: Path, value: str, *shown: str) -> None:
+    """No file of the folder, home and repository in it, holds the value; nor was it shown."""
+    assert not any(value in text for text in shown)
+    for path in place.rglob("*"):
+        assert not path.is_file() or value.encode() not in path.read_bytes(), path
 
 
 def users_of(directory: Path) -> list[str]:
@@ -135,9 +152,12 @@ async def test_build_then_cache(place: Path) -> None:
     assert len(snapshots) == 1
     assert first.result["outputs"][0]["version"] == second.result["outputs"][0]["version"] == "1"  # type: ignore[index]
     assert_clean(place)
-    (entry,) = Catalog(open_repository(None, Home(place / "h"))).entries()
+    entries = Catalog(open_repository(None, Home(place / "h"))).entries()
+    (entry,) = [found for found in entries if found.name == "tiny"]
     assert entry.built is not None and entry.built.verified == ("check",)
     assert entry.built.base == "archive root.tar" and entry.built.base_digest == digest_file(place / "root.tar")
+
+    assert_nowhere(place, TOKEN, first.out + first.err + second.out + second.err)
 
     again = await build(place, RECIPE, "--json", "--explain")
     assert again.code == 0 and again.result["misses"] == 0, again.err
@@ -179,7 +199,7 @@ async def test_a_machine_that_ends_says_how_and_gets_no_wrong_advice(place: Path
 async def test_started_processes_live_on(place: Path) -> None:
     """A step after a start, and a verify, run in restored machines in which the process goes on."""
     text = (
-        RECIPE[: RECIPE.index("  - {id: two")].replace("name: tiny", "name: served")
+        RECIPE[: RECIPE.index("  - id: two")].replace("name: tiny", "name: served")
         + """
   - {id: ticks, start: 'while true; do echo x >> /tmp/ticks; sleep 1; done', ready: test -s /tmp/ticks}
   - {id: after, run: 'test -s /tmp/ticks; echo after > /srv/after'}

@@ -12,7 +12,7 @@ import itertools
 import json
 import os
 import shutil
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,6 +49,11 @@ class Ran:
     env: dict[str, str]
     user: str | None
     hostname: str
+
+
+def said_by(ran: Ran) -> list[tuple[str, bytes]]:
+    """What a command says unless a test wants something else."""
+    return [("stderr", f"said by {ran.command}\n".encode())]
 
 
 @dataclass
@@ -157,6 +162,9 @@ class PretendEngine:
         self.fail_launches: set[int] = set()
         self.hold_launches: set[int] = set()  # these never end
         self.outcomes: dict[str, int | str] = {}  # of commands: their exit code, or an error's code; 0 without one
+        self.output: Callable[[Ran], list[tuple[str, bytes]]] = said_by  # of a command: pieces of its streams
+        self.put: list[tuple[str, bytes]] = []  # files and archives that guests were given, by path
+        self.removed: list[str] = []  # paths
         self.command_gate: asyncio.Event | None = None
         self.launches = itertools.count()
         self.incompatible = False
@@ -256,6 +264,11 @@ class PretendEngine:
             return httpx.Response(204)
         if machine.token is not None and request.headers.get("X-Access-Token") != machine.token:
             return httpx.Response(401, json={"code": 401, "message": "wrong token"})
+        if path in {"/files", "/aenv/archive"} and request.method in {"POST", "PUT"}:
+            self.put.append((request.url.params["path"], await request.aread()))
+        if path == "/filesystem.Filesystem/Remove":
+            self.removed.append(json.loads(request.content)["path"])
+            return httpx.Response(200, json={})
         if path == "/process.Process/Start":
             return await self._run(machine, request)
         if path == "/aenv/detach":
@@ -268,17 +281,19 @@ class PretendEngine:
         login = base64.b64decode(request.headers.get("authorization", "").removeprefix("Basic ")).decode()
         user = login.rstrip(":") or None
         self.commands.append(command)
-        machine.ran.append(Ran(command, config["envs"], user, machine.memory["hostname"]))
+        ran = Ran(command, config["envs"], user, machine.memory["hostname"])
+        machine.ran.append(ran)
         if self.command_gate is not None:
             await self.command_gate.wait()
         outcome = self.outcomes.get(command, 0)
         if isinstance(outcome, str):
-            end = {"error": {"code": outcome, "message": f"no: {outcome}"}}
+            end: dict[str, object] = {"error": {"code": outcome, "message": f"no: {outcome}"}}
             return httpx.Response(200, content=_stream(envelope({"event": {"start": {"pid": 7}}}), _last(end)))
-        said = base64.b64encode(f"said by {command}\n".encode()).decode()
+        said = [(stream, base64.b64encode(data).decode()) for stream, data in self.output(ran)]
+        told: list[dict[str, object]] = [{"data": {stream: text}} for stream, text in said]
         events: list[dict[str, object]] = [
             {"start": {"pid": 7}},
-            {"data": {"stderr": said}},
+            *told,
             {"end": {"exitCode": outcome, "exited": True, "status": f"exit status {outcome}"}},
         ]
         envelopes = [envelope({"event": event}) for event in events]
