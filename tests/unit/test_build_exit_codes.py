@@ -1,0 +1,113 @@
+"""The exit codes that docs/recipe.md lists are those that a build ends with.
+
+130, of a build that is stopped, is that of tests/e2e/test_build.py::test_interrupt_leaves_nothing.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from aenv_build import events
+from aenv_build.bases import make_base_disk
+from aenv_run.errors import AenvError, BaseUnavailable, NoSpace, all_errors
+from aenv_run.types import Architecture
+from tests.unit.node_site import Site, make_site
+from tests.unit.pretend_build import plan_of, pretend_build
+
+ROOT = Path(__file__).parents[2]
+DOCUMENT = (ROOT / "docs" / "recipe.md").read_text()
+HEAD = "version: 1\nname: codes\nbase: {snapshot: tiny}\n"
+STEPS = HEAD + "steps:\n  - {id: a, run: work}\n"
+
+
+def documented() -> set[int]:
+    table = DOCUMENT.split("| Exit code | Meaning |")[1].split("\n\n")[0]
+    return {int(code) for row in re.findall(r"^\| ([0-9, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
+
+
+def command(*arguments: str | Path, home: Path) -> int:
+    """The exit code of the real command."""
+    argv = [sys.executable, "-m", "aenv_build.cli", *map(str, arguments), "--home", str(home)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, check=False).returncode
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return make_site(tmp_path / "home", tmp_path / "seed")
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_each_documented_code_is_that_of_an_error_and_is_tested_here() -> None:
+    assert documented() - {0} <= {cls.exit_code for cls in all_errors()}
+    assert documented() == {0, 1, 64, 66, 68, 69, 71, 72, 73, 130}
+
+
+def test_wrong_words_and_what_does_not_exist(tmp_path: Path) -> None:
+    home = tmp_path / "home"
+    recipe = write(tmp_path, STEPS)
+    assert command(recipe, home=home) == 66  # the base's snapshot
+    assert command(tmp_path / "none.yaml", home=home) == 66
+    assert command(recipe, "--no-such-option", home=home) == 64
+    assert command(write(tmp_path, STEPS + "step: []\n"), home=home) == 64
+
+
+async def test_built_and_failed(site: Site, tmp_path: Path) -> None:
+    recipe = write(tmp_path, STEPS)
+    site.engine.outcomes["work"] = 7
+    assert await code_of(site, recipe) == 1
+    site.engine.outcomes["work"] = 0
+    assert await code_of(site, recipe) == 0
+    recipe = write(tmp_path, STEPS.replace("run: work", "verify: work"))
+    site.engine.outcomes["work"] = 7
+    assert await code_of(site, recipe) == 1
+
+
+async def test_machines(site: Site, tmp_path: Path) -> None:
+    recipe = write(tmp_path, STEPS)
+    site.engine.fail_launches.add(0)
+    assert await code_of(site, recipe) == 71
+
+    def die(event: events.BuildEvent) -> None:
+        if isinstance(event, events.StageOutput):
+            for machine in site.engine.machines.values():
+                machine.end("signal 9")
+
+    assert await code_of(site, recipe, die) == 72
+    site.engine.fail_capture = NoSpace("no room")
+    assert await code_of(site, recipe) == 73
+
+
+async def code_of(site: Site, recipe: Path, *sinks: events.Sink) -> int:
+    try:
+        await pretend_build(site, recipe, sinks)
+    except AenvError as error:
+        return error.exit_code
+    return 0
+
+
+async def test_a_driver_that_cannot(site: Site, tmp_path: Path) -> None:
+    recipe = write(tmp_path, STEPS + "outputs: [{memory: true}]\n")
+    site.engine.caps = type(site.engine.caps)(
+        memory_snapshot=False, live_capture=False, shares_memory=False, native_speed=False
+    )
+    assert await code_of(site, recipe) == 69
+
+
+async def test_no_base(site: Site, tmp_path: Path) -> None:
+    """An archive that is none."""
+    (tmp_path / "root.tar").write_bytes(b"no archive" * 1000)
+    plan = plan_of(site, write(tmp_path, HEAD.replace("{snapshot: tiny}", "{archive: root.tar}")))
+    (tmp_path / "scratch").mkdir()
+    with pytest.raises(BaseUnavailable) as caught:
+        await make_base_disk(plan, Architecture("amd64"), tmp_path / "scratch")
+    assert caught.value.exit_code == 68
