@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from aenv_build.arguments import about_a_recipe, at_a_place, parse_variables
 from aenv_build.cells import build_cells, require_all
 from aenv_build.command import other_commands
 from aenv_build.ending import Telling
@@ -29,7 +30,6 @@ from aenv_build.progress import JsonLines, LiveTree, PlainLines
 from aenv_build.secret_values import Secrets
 from aenv_build.workflow_commands import on_github
 from aenv_run.config import cache_limit_bytes, open_repository
-from aenv_run.errors import InvalidInput
 from aenv_run.paths import Home
 
 EPILOG = """\b
@@ -75,18 +75,7 @@ class _Plain(click.Command):
 
 
 @click.command(cls=_Plain, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
-@click.argument("recipe", type=click.Path(path_type=Path))
-@click.option("--var", "variables", multiple=True, metavar="NAME=VALUE", help="Set a var of the recipe.")
-@click.option(
-    "--cell", "cells", multiple=True, metavar="NAME=VALUE", help="Build the matrix's cells with that value only."
-)
-@click.option(
-    "--include-root",
-    "include_roots",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="A folder beside the recipe's that fragments may lie in.",
-)
+@about_a_recipe
 @click.option(
     "--secret", "secrets", multiple=True, metavar="NAME=FILE|env:VARIABLE", help="Where a secret's value is."
 )
@@ -102,9 +91,7 @@ class _Plain(click.Command):
     help="How progress is shown (stderr). github: groups, annotations and a summary; auto in GitHub Actions.",
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write a JUnit XML report.")
-@click.option("--driver", default="auto", show_default=True, help="auto, qemu, gvisor or firecracker.")
-@click.option("--repository", metavar="URL", help="Where snapshots are committed. Default: the home's.")
-@click.option("--home", "home_path", type=click.Path(path_type=Path), help="Default: $AENV_HOME.")
+@at_a_place
 @click.option("-j", "--jobs", type=click.IntRange(1, 64), help="Machines at once. Default: one per CPU.")
 def build_recipe(
     recipe: Path,
@@ -127,20 +114,10 @@ def build_recipe(
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
-        recipe, _variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
+        recipe, parse_variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
         repository, home, jobs, cells, include_roots, secrets,
     )  # fmt: skip
     asyncio.run(_main(options))
-
-
-def _variables(pairs: tuple[str, ...]) -> dict[str, str]:
-    result = {}
-    for pair in pairs:
-        name, separator, value = pair.partition("=")
-        if not separator or not name:
-            raise InvalidInput(f"--var {pair}: write NAME=VALUE")
-        result[name] = value
-    return result
 
 
 async def _main(options: Options) -> None:

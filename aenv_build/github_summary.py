@@ -39,7 +39,7 @@ def _of_build(build: BuildRecord) -> str:
     states: dict[str, State] = {
         step.stage.step: _COLOURS.get(step.state, "plain") for step in build.steps.values()
     }
-    picture = mermaid(Drawing(started.recipe, started.stages, started.outputs), states)
+    picture = mermaid((Drawing(started.recipe, started.stages, started.outputs), states))
     made = "".join(
         f"- {_code(f'{out.name}:{out.version}')}"
         f"{''.join(f' {_code(tag)}' for tag in out.tags)} = {_code(out.snapshot_id.short)}"

@@ -1,9 +1,9 @@
 """``--junit FILE``: a build's steps and verifies as JUnit XML, as GitLab and most CI systems show it.
 
 A cached step counts as passed (in no time, and says that it was cached): its result holds, and CI systems paint a
-skipped test as one that nobody knows about. Skipped is what nothing needed, and what an earlier failure or an
-interrupt left undone. A command that failed and a verify that did not hold are failures; a machine that died, a
-base that could not be made and an interrupted step are errors.
+skipped test as one that nobody knows about. Skipped is what nothing needed, and what a failure elsewhere left
+undone, branches that ran beside the failed step too. A command that failed and a verify that did not hold are
+failures; a machine that died, a base that could not be made and an interrupted step are errors.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from aenv_build import events
 from aenv_build.record import BuildRecord, Recorder, StepRecord
-from aenv_run.errors import from_os
+from aenv_run.errors import Interrupted, from_os
 from aenv_run.printable import printable, printable_lines
 
 MAX_TEXT = 64 * 1024
@@ -59,8 +59,9 @@ class JunitReport:
 def report(recorder: Recorder) -> str:
     """The XML."""
     suites = ElementTree.Element("testsuites", name="aenv-build")
+    interrupted = recorder.failed is not None and recorder.failed.code == Interrupted.code
     for build in recorder.builds:
-        _suite(suites, build.title, [_of_step(build, step) for step in build.steps.values()], build)
+        _suite(suites, build.title, [_of_step(build, step, interrupted) for step in build.steps.values()], build)
     failed = recorder.failed
     named = any(step.state in {"failed", "stopped"} for build in recorder.builds for step in build.steps.values())
     if failed is not None and not named:
@@ -88,7 +89,7 @@ def _suite(
     suite.extend(cases)
 
 
-def _of_step(build: BuildRecord, step: StepRecord) -> ElementTree.Element:
+def _of_step(build: BuildRecord, step: StepRecord, interrupted: bool) -> ElementTree.Element:
     stage = step.stage
     case = ElementTree.Element(
         "testcase",
@@ -101,10 +102,10 @@ def _of_step(build: BuildRecord, step: StepRecord) -> ElementTree.Element:
     match step.state:
         case "failed":
             _problem(case, "error" if step.died else "failure", stage.verb, step.message)
-        case "stopped":
-            _problem(case, "error", "stopped", "it ran when the build ended")
-        case "not needed" | "waiting" | "running":
-            why = step.why if step.state == "not needed" else "the build ended before"
+        case "stopped" if interrupted:
+            _problem(case, "error", Interrupted.code, "it ran when the build was interrupted")
+        case "not needed" | "waiting" | "running" | "stopped":
+            why = step.why if step.state == "not needed" else "the build ended before it"
             ElementTree.SubElement(case, "skipped", message=printable(why))
     said = "cached" if step.state == "cached" else "\n".join(step.lines)
     if said:

@@ -32,6 +32,7 @@ class Drawing:
     recipe: str
     stages: tuple[PlannedStage, ...]
     outputs: tuple[PlannedName, ...]
+    title: str = ""
 
 
 def drawing_of(plan: Plan) -> Drawing:
@@ -64,13 +65,37 @@ def drawing_of(plan: Plan) -> Drawing:
         PlannedName(name=out.name, from_step=out.state or BASE, memory=out.memory, tags=out.output.tags)
         for out in plan.outputs
     )
-    return Drawing(plan.source.recipe.name, tuple(stages), outputs)
+    return Drawing(plan.source.recipe.name, tuple(stages), outputs, str(plan.source.cell))
 
 
-def mermaid(drawing: Drawing, states: Mapping[str, State]) -> str:
-    """A Mermaid flowchart, as GitHub and GitLab draw it in a page. A verify is a hexagon, an output a stadium."""
-    numbers = {stage.step: f"s{number}" for number, stage in enumerate(drawing.stages)}
+def output_key(number: int) -> str:
+    """What stands for an output among the states; no step is called so."""
+    return f"output {number}"
+
+
+def mermaid(*drawn: tuple[Drawing, Mapping[str, State]]) -> str:
+    """A Mermaid flowchart, as GitHub and GitLab draw it in a page. A verify is a hexagon, an output a stadium.
+
+    Of several drawings, such as a matrix has, each is a box.
+    """
     lines = ["flowchart TD"]
+    for number, (drawing, states) in enumerate(drawn):
+        inner = _mermaid_lines(drawing, states, f"g{number}" if len(drawn) > 1 else "")
+        if len(drawn) > 1:
+            inner = [
+                f'  subgraph g{number}["{_entities(drawing.title)}"]',
+                *(f"  {line}" for line in inner),
+                "  end",
+            ]
+        lines += inner
+    for state, (fill, border, text) in COLOURS.items():
+        lines.append(f"  classDef {state} fill:{fill},stroke:{border},color:{text}")
+    return "\n".join(lines) + "\n"
+
+
+def _mermaid_lines(drawing: Drawing, states: Mapping[str, State], prefix: str) -> list[str]:
+    numbers = {stage.step: f"{prefix}s{number}" for number, stage in enumerate(drawing.stages)}
+    lines = []
     for stage in drawing.stages:
         opening, closing = _SHAPES.get(stage.verb, ('["', '"]'))
         label = f"{_entities(stage.step)}<br/>{_entities(stage.what)}"
@@ -81,36 +106,53 @@ def mermaid(drawing: Drawing, states: Mapping[str, State]) -> str:
             lines.append(f"  {numbers[stage.parent]} {arrow} {numbers[stage.step]}")
         lines += [f"  {numbers[other]} -.-> {numbers[stage.step]}" for other in stage.after]
     for number, out in enumerate(drawing.outputs):
-        lines.append(f'  o{number}(["{_entities(_output_words(out))}"])')
-        lines.append(f"  {numbers[out.from_step]} ==> o{number}")
-    for state, (fill, border, text) in COLOURS.items():
-        lines.append(f"  classDef {state} fill:{fill},stroke:{border},color:{text}")
-    return "\n".join(lines) + "\n"
+        state = states.get(output_key(number), "plain")
+        lines.append(f'  {prefix}o{number}(["{_entities(_output_words(out))}"]):::{state}')
+        lines.append(f"  {numbers[out.from_step]} ==> {prefix}o{number}")
+    return lines
 
 
-def dot(drawing: Drawing, states: Mapping[str, State]) -> str:
-    """The same for graphviz."""
+def dot(*drawn: tuple[Drawing, Mapping[str, State]]) -> str:
+    """The same for Graphviz."""
     lines = [
-        f"digraph {_quoted(drawing.recipe)} {{",
+        "digraph recipe {",
         '  node [shape=box, style="filled,rounded", fontname="sans-serif", fontsize=11]',
         '  edge [color="#656d76"]',
     ]
+    for number, (drawing, states) in enumerate(drawn):
+        inner = _dot_lines(drawing, states, f"{number} " if len(drawn) > 1 else "")
+        if len(drawn) > 1:
+            title = f"    label={_quoted(drawing.title)}"
+            inner = [f"  subgraph cluster{number} {{", title, *(f"  {line}" for line in inner), "  }"]
+        lines += inner
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+def _dot_lines(drawing: Drawing, states: Mapping[str, State], prefix: str) -> list[str]:
+    def node(step: str) -> str:
+        return _quoted(prefix + step)
+
+    lines = []
     for stage in drawing.stages:
-        fill, border, text = COLOURS[states.get(stage.step, "plain")]
         shape = ", shape=hexagon, style=filled" if stage.verb == "verify" else ""
         label = _quoted(f"{stage.step}\n{stage.what}")
-        colours = f'fillcolor="{fill}", color="{border}", fontcolor="{text}"'
-        lines.append(f"  {_quoted(stage.step)} [label={label}, {colours}{shape}]")
+        lines.append(f"  {node(stage.step)} [label={label}, {_dot_colours(states, stage.step)}{shape}]")
     for stage in drawing.stages:
         if stage.parent is not None:
             style = " [style=dashed]" if stage.verb == "verify" else ""
-            lines.append(f"  {_quoted(stage.parent)} -> {_quoted(stage.step)}{style}")
-        lines += [f"  {_quoted(other)} -> {_quoted(stage.step)} [style=dotted]" for other in stage.after]
+            lines.append(f"  {node(stage.parent)} -> {node(stage.step)}{style}")
+        lines += [f"  {node(other)} -> {node(stage.step)} [style=dotted]" for other in stage.after]
     for number, out in enumerate(drawing.outputs):
-        name = _quoted(f"output {number}")
-        lines.append(f"  {name} [label={_quoted(_output_words(out))}, shape=oval, style=solid]")
-        lines.append(f"  {_quoted(out.from_step)} -> {name} [style=bold]")
-    return "\n".join([*lines, "}"]) + "\n"
+        name, label = node(output_key(number)), _quoted(_output_words(out))
+        colours = _dot_colours(states, output_key(number))
+        lines.append(f"  {name} [label={label}, {colours}, shape=oval, style=filled]")
+        lines.append(f"  {node(out.from_step)} -> {name} [style=bold]")
+    return lines
+
+
+def _dot_colours(states: Mapping[str, State], what: str) -> str:
+    fill, border, text = COLOURS[states.get(what, "plain")]
+    return f'fillcolor="{fill}", color="{border}", fontcolor="{text}"'
 
 
 _SHAPES = {"verify": ('{{"', '"}}'), "base": ('[("', '")]')}

@@ -7,13 +7,11 @@ from pathlib import Path
 
 import click
 
-from aenv_run import process
 from aenv_run.catalog.graph import FORMATS, as_dot, graph
 from aenv_run.cli.arguments import complete_reference, open_catalog, run_async
 from aenv_run.cli.output import json_option, print_json
 from aenv_run.errors import InvalidInput
-
-SVG_S, SVG_BYTES = 60.0, 64 << 20
+from aenv_run.graphviz import svg
 
 
 @click.command(
@@ -36,7 +34,7 @@ def draw(reference: str, form: str, output: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(found)
         return
-    drawn = _svg(as_dot(found)) if form == "svg" else FORMATS[form](found).encode()
+    drawn = run_async(svg(as_dot(found))) if form == "svg" else FORMATS[form](found).encode()
     if output is None:
         sys.stdout.buffer.write(drawn)
         sys.stdout.buffer.flush()
@@ -46,12 +44,3 @@ def draw(reference: str, form: str, output: Path | None, as_json: bool) -> None:
             file.write(drawn)
     except FileExistsError:
         raise InvalidInput(f"{output} exists already", fix="give the name of a new file, or remove it") from None
-
-
-def _svg(dot: str) -> bytes:
-    drawing = process.check(
-        ["dot", "-Tsvg"], what="Graphviz cannot draw the graph",
-        fix="apt install graphviz, or use --format dot or mermaid, which need nothing",
-        timeout_s=SVG_S, limit_bytes=SVG_BYTES, stdin=dot.encode(),
-    )  # fmt: skip
-    return run_async(drawing).stdout
