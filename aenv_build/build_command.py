@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -18,9 +19,10 @@ from aenv_build.cells import build_cells, require_all
 from aenv_build.command import other_commands
 from aenv_build.ending import Telling
 from aenv_build.events import Sink
-from aenv_build.execute import Workshop, look_up
+from aenv_build.execute import Workshop
 from aenv_build.github import GithubLines
 from aenv_build.junit_report import JunitReport
+from aenv_build.known import Freshness, look_up, parse_since
 from aenv_build.ledger import Ledger
 from aenv_build.lent import Lent
 from aenv_build.load import load_cells
@@ -63,6 +65,8 @@ class Options:
     cells: tuple[str, ...]
     include_roots: tuple[Path, ...]
     secrets: tuple[str, ...]
+    retries: int
+    since: datetime | None
 
 
 class _Plain(click.Command):
@@ -82,6 +86,15 @@ class _Plain(click.Command):
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
 @click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
+@click.option(
+    "--retry", "retries", type=click.IntRange(0, 10), default=0, help="Try a step that fails so often again."
+)
+@click.option(
+    "--since",
+    metavar="DATE",
+    callback=lambda context, option, text: parse_since(text),
+    help="What was made before counts as missing: 2026-11-30, with a time (UTC), or an age such as 7d.",
+)
 @click.option("--keep", is_flag=True, help="Keep the state of a step that fails, and print how to enter it.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result (or the plan) as JSON on stdout.")
 @click.option(
@@ -110,12 +123,14 @@ def build_recipe(
     jobs: int | None,
     cells: tuple[str, ...],
     include_roots: tuple[Path, ...],
+    retries: int,
+    since: datetime | None,
 ) -> None:
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
         recipe, parse_variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
-        repository, home, jobs, cells, include_roots, secrets,
+        repository, home, jobs, cells, include_roots, secrets, retries, since,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -138,7 +153,8 @@ async def _build(options: Options, telling: Telling) -> None:
     selected, plans = await prepare(sources, options.driver, options.home, repository, lent)
     if options.plan_only:
         ledger = Ledger(repository, fresh=options.no_cache)
-        known = [await asyncio.to_thread(look_up, plan, ledger, repository) for plan in plans]
+        fresh = Freshness(datetime.now(UTC), options.since)
+        known = [await asyncio.to_thread(look_up, plan, ledger, repository, fresh) for plan in plans]
         print_plans(plans, known, options.home, explain=options.explain, as_json=options.as_json)
         return
     workshop = Workshop(
@@ -152,6 +168,8 @@ async def _build(options: Options, telling: Telling) -> None:
         keep=options.keep,
         cache_limit_bytes=cache_limit_bytes(),
         parallel=options.jobs or os.cpu_count() or 1,
+        retries=options.retries,
+        since=options.since,
         lent=lent,
         secrets=secrets,
     )

@@ -109,6 +109,16 @@ class StageNote(Told):
     text: str
 
 
+class StageRetried(Told):
+    """A try failed by its command's exit code or time; the step begins again on a fresh machine."""
+
+    event: Literal["stage_retried"] = "stage_retried"
+    step: str
+    attempt: int = Field(description="the one that failed, counted from 1")
+    of: int = Field(description="how many there are at most")
+    message: str
+
+
 class StageFinished(Told):
     """Done and committed (a verify: held)."""
 
@@ -170,6 +180,7 @@ BuildEvent: TypeAlias = Annotated[
     | StageStarted
     | StageOutput
     | StageNote
+    | StageRetried
     | StageFinished
     | StageFailed
     | OutputPublished

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from aenv_build import events
 from aenv_build.bases import make_base_disk
 from aenv_build.commit import Committer
 from aenv_build.files import disk_limit
+from aenv_build.known import Freshness, look_up
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.lent import Lent
 from aenv_build.locks import key_lock
@@ -43,10 +45,17 @@ from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import Architecture, StageKey
 
+#: The longest pause before a step is tried again.
+MAX_WAIT_S = 30.0
+
 
 @dataclass(frozen=True)
 class Workshop:
-    """What a build works with. ``machines``: as many at once as builds that share it may have together."""
+    """What a build works with. ``machines``: as many at once as builds that share it may have together.
+
+    ``retries``: of steps that do not say it themselves, with a pause that grows from ``retry_wait_s``. ``since``:
+    results that were made before do not count.
+    """
 
     home: Home
     repository: Repository
@@ -59,6 +68,10 @@ class Workshop:
     parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
     machines: asyncio.Semaphore | None = None
+    retries: int = 0
+    retry_wait_s: float = 1.0
+    since: datetime | None = None
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     guests: GuestFactory = Guest
     lent: Lent = field(default_factory=Lent)
     secrets: Secrets = field(default_factory=Secrets)
@@ -83,27 +96,6 @@ class BuildResult:
     hits: int
     misses: int
     seconds: float
-
-
-@dataclass(frozen=True)
-class Known:
-    """What the ledger has of a plan."""
-
-    base: Snapshot | None
-    stages: dict[str, Snapshot]
-    outputs: dict[int, Snapshot]
-
-
-def look_up(plan: Plan, ledger: Ledger, repository: Repository) -> Known:
-    """Every result that exists already. Blocking; reads only."""
-    if plan.base.snapshot is not None:
-        base: Snapshot | None = repository.snapshot(plan.base.snapshot)
-    else:
-        base = ledger.find("stages", plan.base.key)
-    found = {stage.id: ledger.find("stages", stage.key) for stage in plan.stages.values() if _is_work(stage)}
-    stages = {step: snapshot for step, snapshot in found.items() if snapshot is not None}
-    kept = {position: ledger.find("outputs", out.key) for position, out in enumerate(plan.outputs)}
-    return Known(base, stages, {position: snapshot for position, snapshot in kept.items() if snapshot is not None})
 
 
 async def build(plan: Plan, workshop: Workshop) -> BuildResult:
@@ -148,7 +140,9 @@ class _Run:
     def __init__(self, plan: Plan, workshop: Workshop, directory: Path) -> None:
         self._plan = plan
         self._shop = workshop
-        self._ledger = Ledger(workshop.repository, fresh=workshop.fresh)
+        self._ledger = Ledger(workshop.repository, fresh=workshop.fresh, clock=workshop.clock)
+        self._began = workshop.clock()
+        self._too_old: Mapping[str, str] = {}
         self._notes = Notes.of(workshop.home, plan.source)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._network = StagingNetwork(workshop.home)
@@ -174,7 +168,9 @@ class _Run:
     async def all(self) -> None:
         """Look up what is known, then run the rest."""
         self._refuse_memory_without_the_driver()
-        known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository)
+        freshness = Freshness(self._began, self._shop.since)
+        known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
+        self._too_old = known.too_old
         self._snapshots.update(known.stages)
         if known.base is not None:
             self._snapshots[None] = known.base
@@ -232,7 +228,7 @@ class _Run:
         else:
             why = self._why(BASE)
             async with self._told.measured(BASE, 1, what, why) as result, self._locked(self._plan.base.key, BASE):
-                found = await in_thread(self._ledger.find, "stages", self._plan.base.key)
+                found = await self._recall(BASE, self._plan.base.key)
                 self._snapshots[None] = found or await self._make_base()
                 result.append(self._snapshots[None])
         self._base_done.set()
@@ -242,7 +238,7 @@ class _Run:
         directory.mkdir(mode=0o700)
         image = await make_base_disk(self._plan, self._shop.architecture, directory)
         snapshot = await self._committer.base(image)
-        return await in_thread(self._ledger.keep, "stages", self._plan.base.key, snapshot)
+        return await self._keep(BASE, self._plan.base.key, snapshot)
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -276,7 +272,7 @@ class _Run:
         position, what = self._positions[stage.id], step_words(stage)
         async with self._told.measured(stage.id, position, what, self._why(stage.id)) as result:
             async with self._locked(stage.key, stage.id, let_go):
-                found = await in_thread(self._ledger.find, "stages", stage.key)
+                found = await self._recall(stage.id, stage.key, self._snapshots[parent])
                 if found is not None:
                     await let_go()
                 else:
@@ -284,7 +280,34 @@ class _Run:
                 self._snapshots[stage.id] = found
             result.append(found)
 
+    async def _recall(self, step: str, key: StageKey, parent: Snapshot | None = None) -> Snapshot | None:
+        """What another builder has made meanwhile; of a result that was too old, only one made since we began."""
+        kept = await in_thread(self._ledger.recall, "stages", key)
+        if kept is None or step not in self._too_old:
+            return kept.snapshot if kept else None
+        stands = parent is None or parent.id in {kept.snapshot.id, kept.snapshot.parent}
+        return kept.snapshot if stands and kept.at > self._began else None
+
+    async def _keep(self, step: str, key: StageKey, snapshot: Snapshot) -> Snapshot:
+        return await in_thread(self._ledger.keep, "stages", key, snapshot, replace=step in self._too_old)
+
     async def _run_stage(self, stage: Stage, inherited: StagingMachine | None, *, keep_machine: bool) -> Snapshot:
+        """Run it, again where it may be tried again: each time from the same state on a fresh machine."""
+        verb, own = stage.step.verb, stage.step.retry
+        tries = 1 + (own if own is not None else self._shop.retries) if verb in stage.step.TIMED else 1
+        for attempt in range(1, tries + 1):
+            try:
+                return await self._attempt(stage, inherited, keep_machine=keep_machine, last=attempt == tries)
+            except StepFailed as error:
+                if attempt == tries or not error.by_command:
+                    raise
+                self._told.retried(stage.id, attempt, tries, error.message)
+                await asyncio.sleep(min(MAX_WAIT_S, self._shop.retry_wait_s * 2 ** (attempt - 1)))
+        raise AssertionError("a step is tried at least once")
+
+    async def _attempt(
+        self, stage: Stage, inherited: StagingMachine | None, *, keep_machine: bool, last: bool
+    ) -> Snapshot:
         parent = self._snapshots[state_parent(self._plan, stage)]
         # Before a machine is started: a step must not wait for a second slot while it holds one.
         fetched = await self._fetch(stage)
@@ -296,15 +319,17 @@ class _Run:
         try:
             await perform(stage, staged, self._shop.sink, fetched, given)
             if stage.step.verb == "verify":
-                return await in_thread(self._ledger.keep, "stages", stage.key, parent)
+                return await self._keep(stage.id, stage.key, parent)
             ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)
             snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine or bool(ahead))
-            snapshot = await in_thread(self._ledger.keep, "stages", stage.key, snapshot)
+            snapshot = await self._keep(stage.id, stage.key, snapshot)
             await self._fetch_ahead(stage, staged, ahead)
             if keep_machine:
                 self._live[stage.id] = staged
             return snapshot
         except StepFailed as error:
+            if not last and error.by_command:
+                raise
             raise await self._committer.with_entrance(stage, staged, error, keep=self._shop.keep) from error
         finally:
             if stage.id not in self._live:
@@ -384,10 +409,13 @@ class _Run:
                 await self._base_done.wait()
         state = self._snapshots[state_of(self._plan, planned.state)]
         async with self._locked(planned.key, f"output {planned.name}"):
-            found = await in_thread(self._ledger.find, "outputs", planned.key)
+            kept = await in_thread(self._ledger.recall, "outputs", planned.key)
+            # One of a state that was made again since is of the old one.
+            stale = kept is not None and bool(self._too_old) and kept.snapshot.parent != state.id
+            found = kept.snapshot if kept is not None and not stale else None
             if found is None:
                 found = await self._make_output(planned, state)
-                found = await in_thread(self._ledger.keep, "outputs", planned.key, found)
+                found = await in_thread(self._ledger.keep, "outputs", planned.key, found, replace=stale)
                 self._built_outputs.add(position)
             self._outputs[position] = found
 
@@ -416,6 +444,8 @@ class _Run:
     def _why(self, step: str) -> str:
         if self._shop.fresh:
             return "the cache is not used"
+        if step in self._too_old:
+            return self._too_old[step]
         inputs = self._plan.base.inputs if step == BASE else self._plan.stages[step].inputs
         return self._notes.why_missed(step, inputs)
 

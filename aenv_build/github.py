@@ -67,7 +67,7 @@ class GithubLines:
                 self._lines(key, lines)
                 if self._shown is None:
                     self._open(key)
-            case events.StageOutput() | events.StageNote():
+            case events.StageOutput() | events.StageNote() | events.StageRetried():
                 self._lines((event.cell, event.step), lines)
             case events.StageFinished() | events.StageFailed():
                 self._lines((event.cell, event.step), lines)

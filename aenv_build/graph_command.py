@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from aenv_build.arguments import about_a_recipe, at_a_place, parse_variables
-from aenv_build.execute import Known, look_up
+from aenv_build.known import Known, look_up
 from aenv_build.ledger import BASE, Ledger
 from aenv_build.lent import Lent
 from aenv_build.load import load_cells

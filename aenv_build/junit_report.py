@@ -107,6 +107,9 @@ def _of_step(build: BuildRecord, step: StepRecord, interrupted: bool) -> Element
         case "not needed" | "waiting" | "running" | "stopped":
             why = step.why if step.state == "not needed" else "the build ended before it"
             ElementTree.SubElement(case, "skipped", message=printable(why))
+    for message in step.retried:
+        # As Maven's Surefire writes it: tries of a test that passed in the end, or never.
+        _problem(case, "rerunFailure" if step.state == "failed" else "flakyFailure", stage.verb, message)
     said = "cached" if step.state == "cached" else "\n".join(step.lines)
     if said:
         ElementTree.SubElement(case, "system-out").text = _text(f"{stage.what}\n{said}")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from aenv_build.keys import Inputs
 from aenv_build.load import Source
@@ -23,40 +25,59 @@ from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, SnapshotId, StageKey
 
 BASE = "base"
+#: How many characters of a digest people are shown.
+SHORT_DIGEST = len("sha256:") + 12
 
 
 class KeptResult(Model):
     """The record at refs/stages/<key> and refs/outputs/<key>. Of a verify: the snapshot that it held for."""
 
     snapshot_id: SnapshotId
+    at: datetime | None = Field(None, description="when; absent in records of older builders")
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A result and when it was made."""
+
+    snapshot: Snapshot
+    at: datetime
 
 
 class Ledger:
     """Results by key. Blocking; ``fresh`` ignores what is there and replaces it."""
 
-    def __init__(self, repository: Repository, *, fresh: bool = False) -> None:
+    def __init__(
+        self,
+        repository: Repository,
+        *,
+        fresh: bool = False,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
         self._repository = repository
         self._fresh = fresh
+        self._clock = clock
 
-    def find(self, kind: str, key: StageKey) -> Snapshot | None:
-        """The kept snapshot; a record whose snapshot is gone counts as none."""
+    def recall(self, kind: str, key: StageKey) -> Kept | None:
+        """The kept result; a record whose snapshot is gone counts as none."""
         if self._fresh:
             return None
         kept = self._repository.recall(kind, key, KeptResult)
         if kept is None:
             return None
         try:
-            return self._repository.snapshot(kept.snapshot_id)
+            snapshot = self._repository.snapshot(kept.snapshot_id)
         except NotFound:
             return None
+        return Kept(snapshot, kept.at or _made_at(snapshot))
 
-    def keep(self, kind: str, key: StageKey, snapshot: Snapshot) -> Snapshot:
-        """Record it; of two builders one wins and both go on with that one's."""
-        mine = KeptResult(snapshot_id=snapshot.id)
-        if self._fresh:
+    def keep(self, kind: str, key: StageKey, snapshot: Snapshot, *, replace: bool = False) -> Snapshot:
+        """Record it; of two builders one wins and both go on with that one's. ``replace`` what is too old."""
+        mine = KeptResult(snapshot_id=snapshot.id, at=self._clock())
+        if self._fresh or replace:
             self._repository.forget(kind, key)
         kept = self._repository.record(kind, key, mine)
-        if kept == mine:
+        if kept.snapshot_id == mine.snapshot_id:
             return snapshot
         try:
             return self._repository.snapshot(kept.snapshot_id)
@@ -64,6 +85,13 @@ class Ledger:
             self._repository.forget(kind, key)
             self._repository.record(kind, key, mine)
             return snapshot
+
+
+def _made_at(snapshot: Snapshot) -> datetime:
+    try:
+        return datetime.fromisoformat(snapshot.provenance.created_at)
+    except ValueError:
+        return datetime.min.replace(tzinfo=UTC)  # unknown counts as old
 
 
 class _Notes(Model):
@@ -116,10 +144,10 @@ def _phrase(name: str, former: Mapping[str, str], now: Mapping[str, str]) -> str
     """The input's name, and both values where they are short and readable."""
     if name == "parent":
         return "the state it starts from"
-    before, after = former.get(name, "nothing"), now.get(name, "nothing")
-    if name in {"from", "content", "envd"} or len(before) + len(after) > 120:
-        return {"from": "the copied files", "content": "the archive", "envd": "the guest daemon"}.get(name, name)
-    return f"{name} ({_plain(before)} -> {_plain(after)})"
+    before, after = _plain(former.get(name, "nothing")), _plain(now.get(name, "nothing"))
+    words = {"from": "the copied files", "content": "the archive", "envd": "the guest daemon"}
+    shown = words.get(name, "the image" if name == "manifest" else name)
+    return shown if name in words or len(before) + len(after) > 120 else f"{shown} ({before} -> {after})"
 
 
 def _plain(text: str) -> str:
@@ -127,4 +155,6 @@ def _plain(text: str) -> str:
         value = json.loads(text)
     except ValueError:
         return text
-    return value if isinstance(value, str) else text
+    if isinstance(value, str):
+        return value[:SHORT_DIGEST] if value.startswith("sha256:") else value
+    return text

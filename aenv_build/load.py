@@ -163,8 +163,9 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             raise document.error((*where, "ready"), "'ready' belongs to a step with 'start'", key=True)
         if step.ready and (step.ready.command is None) == (step.ready.port is None):
             raise document.error((*where, "ready"), "ready takes exactly one of command, port")
-        if step.timeout and step.verb not in Step.TIMED:
-            raise document.error((*where, "timeout"), f"a step with '{step.verb}' takes no timeout", key=True)
+        for key in ("timeout", "retry", "ttl", "salt"):
+            if getattr(step, key) is not None and step.verb not in Step.TIMED:
+                raise document.error((*where, key), f"a step with '{step.verb}' takes no {key}", key=True)
         _check_secrets(document, recipe, index, step)
         if step.pip and not step.pip.packages and step.pip.requirements is None:
             raise document.error((*where, "pip"), "pip takes packages, requirements, or both")

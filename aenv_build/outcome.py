@@ -9,7 +9,7 @@ from typing import NotRequired, TypedDict
 import click
 
 from aenv_build.cells import BuiltCell
-from aenv_build.execute import Known
+from aenv_build.known import Known
 from aenv_build.ledger import BASE, Notes
 from aenv_build.plan import Plan
 from aenv_build.wording import base_words, size, step_words
@@ -57,7 +57,8 @@ def _plan(plan: Plan, known: Known, home: Home) -> _Told:
         hit = stage.id in known.stages
         rows.append((stage.id, step_words(stage), stage.parent or BASE, hit, stage.inputs))
     reasons = {
-        step: "hit" if hit else f"miss, {notes.why_missed(step, inputs)}" for step, _, _, hit, inputs in rows
+        step: "hit" if hit else f"miss, {known.too_old.get(step) or notes.why_missed(step, inputs)}"
+        for step, _, _, hit, inputs in rows
     }
     no_work = {stage.id for stage in plan.stages.values() if not stage.makes_state and stage.step.verb != "verify"}
     reasons.update(dict.fromkeys(no_work, "context only"))

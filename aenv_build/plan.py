@@ -213,6 +213,8 @@ class _Planner:
     ) -> Inputs:
         common: dict[str, object] = {"parent": parent, "architecture": self._facts.architecture}
         common["envd"] = self._facts.envd_digest
+        if step.salt is not None:  # without one, the key is that of before there were any
+            common["salt"] = step.salt
         if step.copy_ is not None:
             values = fields(step.copy_)
             values["to"] = copy_target(step.copy_.to, context)

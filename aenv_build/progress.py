@@ -53,6 +53,9 @@ class PlainLines:
             return [f"  {event.step} | {event.text}"]
         if isinstance(event, events.StageNote):
             return [f"  {event.step}: {event.text}"]
+        if isinstance(event, events.StageRetried):
+            first = event.message.partition("\n")[0]
+            return [f"  {event.step}: attempt {event.attempt} of {event.of}: {first}", f"  {event.step}: again …"]
         if isinstance(event, events.StageFinished):
             head = self._head(event)
             return [f"{head}  {event.what}  done in {seconds(event.milliseconds)}"]

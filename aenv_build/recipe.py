@@ -86,6 +86,9 @@ class Step(RecipeModel):
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of a command; default 1h")
     secrets: tuple[SecretName, ...] = Field((), description="secrets of the recipe that its command may read")
+    retry: int | None = Field(None, ge=0, le=10, description="how often to try again; default --retry, or never")
+    ttl: Seconds | None = Field(None, description="a result that is older does not count, such as 7d")
+    salt: str | None = Field(None, description="counts in the key; another one makes the result anew")
 
     @classmethod
     def __get_pydantic_json_schema__(

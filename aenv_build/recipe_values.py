@@ -12,8 +12,8 @@ from aenv_run.hooks import USER_PATTERN
 
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
 _MIB = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
-_TIME = re.compile(r"([0-9]{1,6})(s|m|h)?")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "": 1}
+_TIME = re.compile(r"([0-9]{1,6})(s|m|h|d)?")
+_SECONDS = {"d": 86400, "s": 1, "m": 60, "h": 3600, "": 1}
 
 
 def _mebibytes(value: object) -> object:
@@ -25,12 +25,13 @@ def _mebibytes(value: object) -> object:
     raise ValueError(f"{value!r} is not a size: write a whole number and a unit, such as 512MiB or 4GiB")
 
 
-def _seconds(value: object) -> object:
+def seconds_of(value: object) -> int:
+    """A duration in seconds; ``ValueError`` says how one is written."""
     if isinstance(value, int | str) and not isinstance(value, bool):
         found = _TIME.fullmatch(str(value))
         if found and int(found[1]) > 0:
             return int(found[1]) * _SECONDS[found[2] or ""]
-    raise ValueError(f"{value!r} is not a duration: write seconds or 90s, 10m, 2h")
+    raise ValueError(f"{value!r} is not a duration: write seconds or 90s, 10m, 2h, 7d")
 
 
 def _absolute(value: str) -> str:
@@ -114,8 +115,10 @@ SizeMib = Annotated[
 ]
 Seconds = Annotated[
     int,
-    BeforeValidator(_seconds),
-    WithJsonSchema({"type": ["string", "integer"], "pattern": "^[0-9]{1,6}(s|m|h)?$", "examples": ["90s", "10m"]}),
+    BeforeValidator(seconds_of),
+    WithJsonSchema(
+        {"type": ["string", "integer"], "pattern": "^[0-9]{1,6}(s|m|h|d)?$", "examples": ["90s", "10m"]}
+    ),
 ]
 Words = Annotated[
     str | tuple[str, ...],

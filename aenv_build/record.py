@@ -24,6 +24,7 @@ class StepRecord:
     milliseconds: int = 0
     message: str = ""
     died: bool = False
+    retried: list[str] = field(default_factory=list)
     lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
     began: float = 0.0
 
@@ -94,6 +95,8 @@ def _take(step: StepRecord, event: events.BuildEvent) -> None:
             step.why = event.why
         case events.StageStarted():
             step.state, step.why, step.began = "running", event.why, time.monotonic()
+        case events.StageRetried():
+            step.retried.append(event.message)
         case events.StageOutput():
             step.lines.append(event.text)
         case events.StageFinished():

@@ -44,6 +44,10 @@ class StageEvents:
         """Something worth knowing of a step."""
         self._sink(events.StageNote(step=step, text=text))
 
+    def retried(self, step: str, attempt: int, of: int, message: str) -> None:
+        """A try did not hold, and another one follows."""
+        self._sink(events.StageRetried(step=step, attempt=attempt, of=of, message=message))
+
     @asynccontextmanager
     async def measured(self, step: str, position: int, what: str, why: str) -> AsyncIterator[list[Snapshot]]:
         """Tell the start and the end of work; the caller puts the result into the list."""

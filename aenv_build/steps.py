@@ -97,7 +97,7 @@ async def perform(
     except SandboxDead as error:
         raise await _dead(stage, staged, error, given.redactor) from error
     except CommandTimeout as error:
-        raise failure(stage, error.message, tail) from error
+        raise failure(stage, error.message, tail, by_command=True) from error
     except StepFailed:
         raise
     except AenvError as error:
@@ -164,8 +164,8 @@ class _Work:
     def _timeout_s(self, own: float | None = None) -> float:
         return own or self._stage.step.timeout or DEFAULT_TIMEOUT_S
 
-    def _failure(self, what: str) -> StepFailed:
-        return failure(self._stage, what, self._tail)
+    def _failure(self, what: str, *, by_command: bool = True) -> StepFailed:
+        return failure(self._stage, what, self._tail, by_command=by_command)
 
     async def _run(self, command: Run | Verify, words: str | tuple[str, ...], timeout_s: float) -> int:
         return await self._command(
@@ -276,7 +276,9 @@ class _Work:
         except SandboxDead:
             raise
         except AenvError as error:
-            raise self._failure(f"left no usable report in {verify.junit}: {error.message}") from error
+            raise self._failure(
+                f"left no usable report in {verify.junit}: {error.message}", by_command=False
+            ) from error
         if verify.failed is not None and found != frozenset(verify.failed):
             raise self._failure(_difference(frozenset(verify.failed), found))
 

@@ -71,11 +71,13 @@ class Tail:
         self.sink(StageOutput(step=self.step, text=text))
 
 
-def failure(stage: Stage, what: str, tail: Tail) -> StepFailed:
+def failure(stage: Stage, what: str, tail: Tail, *, by_command: bool = False) -> StepFailed:
     """The error that ends the build, with the last output."""
     lines = tail.end()
     shown = "\n".join(f"  | {line}" for line in lines) if lines else "  | (no output)"
     text = "\n".join(lines).lower()
     fix = next((fix for words, fix in _ADVICE if any(word in text for word in words)), "")
     what = tail.redactor.text(what)
-    return StepFailed(f"step {stage.id!r} ({stage.step.verb}) {what}; its last output:\n{shown}", fix=fix)
+    error = StepFailed(f"step {stage.id!r} ({stage.step.verb}) {what}; its last output:\n{shown}", fix=fix)
+    error.by_command = by_command
+    return error

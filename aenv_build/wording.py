@@ -46,6 +46,14 @@ def _short(text: str) -> str:
     return line if len(line) <= WIDTH else line[: WIDTH - 1] + "…"
 
 
+def duration(seconds: int) -> str:
+    """``7d``, ``90s``: as recipes write it, in the largest unit that fits."""
+    for unit, size_s in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds % size_s == 0:
+            return f"{seconds // size_s}{unit}"
+    return f"{seconds}s"
+
+
 def seconds(milliseconds: int) -> str:
     """``3.2 s`` or ``2 min 05 s``."""
     if milliseconds < 99_950:

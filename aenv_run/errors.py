@@ -189,6 +189,8 @@ class StepFailed(AenvError):
     """A build step's command failed or a verify did not hold; the message has its last lines."""
 
     code, exit_code, http_status = "step_failed", 1, 422
+    #: Whether its command did it, by an exit code or by taking too long: another try may hold.
+    by_command = False
 
 
 class Interrupted(AenvError):

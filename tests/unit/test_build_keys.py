@@ -34,8 +34,8 @@ steps:
 """
 
 
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
+def make_folder(tmp_path: Path) -> Path:
+    """A recipe with what it copies."""
     (tmp_path / "root.tar").write_bytes(b"archive")
     files = tmp_path / "files"
     files.mkdir()
@@ -44,6 +44,11 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "req.txt").write_text("wheel")
     return tmp_path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return make_folder(tmp_path)
 
 
 def plan_of(folder: Path, facts: HostFacts = FACTS, variables: dict[str, str] | None = None) -> Plan:
@@ -82,6 +87,7 @@ def relink(folder: Path) -> None:
         (edit("to: /srv", "to: /opt"), "files"),
         (edit("timeout: 60", "timeout: 60, user: nobody"), "work"),
         (edit("timeout: 60", "timeout: 60, shell: bash"), "work"),
+        (edit("id: work, run", "id: work, salt: two, run"), "work"),
         (edit("disk: 1GiB", "disk: 1GiB, internet: true"), "work"),
         (edit("used: a", "used: z"), "work"),
         (edit('content: "t', 'content: "u'), "text"),
@@ -146,6 +152,7 @@ def test_hits_on_touch_umask_and_clone(folder: Path, tmp_path_factory: pytest.Te
         edit("unused: b", "unused: c"),
         edit("id: work", "id: labour"),
         edit("timeout: 60", "timeout: 61"),
+        edit("id: work, run", "id: work, ttl: 7d, retry: 3, run"),
         edit("[git, curl]", "[curl, git, curl]"),
         edit("[git, curl]", "{packages: [git, curl], update: true}"),
         edit("to: /srv/t,", "to: /srv/./t, mode: '0644',"),
@@ -177,7 +184,8 @@ def test_a_field_leaves_the_key_only_with_a_reason() -> None:
             )
             in_key = shown in _inputs_of(model) or shown in renamed
             assert in_key or value, f"{model.__name__}.{shown} is neither in the key nor excluded with a reason"
-    verbs = set(Step.VERBS) | {"ready"}
+    in_key_of_all = {"ready", "salt"}
+    verbs = set(Step.VERBS) | in_key_of_all
     for name, field in Step.model_fields.items():
         shown = field.alias or name
         assert shown in verbs or f"Step.{shown}" in EXCLUSIONS

@@ -1,0 +1,141 @@
+"""Which results of a plan exist already, and which of them are too old to count."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+
+from aenv_build.ledger import BASE, Kept, Ledger
+from aenv_build.plan import Plan, Stage
+from aenv_build.recipe_values import seconds_of
+from aenv_build.schedule import copied_from, state_of, state_parent
+from aenv_build.wording import duration
+from aenv_run.errors import InvalidInput
+from aenv_run.repository import Repository
+from aenv_run.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Known:
+    """What the ledger has of a plan. ``too_old``: by step, why a result that exists does not count."""
+
+    base: Snapshot | None
+    stages: dict[str, Snapshot]
+    outputs: dict[int, Snapshot]
+    too_old: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Freshness:
+    """``now`` is when the build began. ``since``: nothing that was made before counts."""
+
+    now: datetime
+    since: datetime | None = None
+
+    def too_old(self, ttl_s: int | None, at: datetime) -> str:
+        """Why a result of that moment does not count; empty if it does."""
+        if self.since is not None and at < self.since:
+            return f"older than {self.since.astimezone(UTC):%Y-%m-%d %H:%M}"
+        if ttl_s is not None and self.now - at > timedelta(seconds=ttl_s):
+            return f"older than {duration(ttl_s)}"
+        return ""
+
+
+def parse_since(text: str | None) -> datetime | None:
+    """A date, a moment (UTC unless it says another zone), or an age: ``7d``."""
+    if text is None:
+        return None
+    try:
+        return datetime.now(UTC) - timedelta(seconds=seconds_of(text))
+    except ValueError:
+        pass
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(
+            f"--since {text[:80]}: not a date", fix="write 2026-11-30, 2026-11-30T12:00Z, or an age such as 7d"
+        ) from None
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
+
+
+def look_up(plan: Plan, ledger: Ledger, repository: Repository, freshness: Freshness | None = None) -> Known:
+    """Every result that counts, now. Blocking; reads only."""
+    return _Looking(plan, ledger, repository, freshness or Freshness(datetime.now(UTC))).known()
+
+
+class _Looking:
+    def __init__(self, plan: Plan, ledger: Ledger, repository: Repository, freshness: Freshness) -> None:
+        self._plan = plan
+        self._ledger = ledger
+        self._repository = repository
+        self._freshness = freshness
+        self._kept: dict[str | None, Kept] = {}
+        self._too_old: dict[str | None, str] = {}
+        #: Steps whose results may get too old, with all that stands on them.
+        self._ages: set[str | None] = {None} if freshness.since is not None else set()
+
+    def known(self) -> Known:
+        base = self._base()
+        for stage in self._plan.stages.values():  # each follows what it needs
+            if stage.step.ttl is not None or self._freshness.since is not None:
+                self._ages.add(stage.id)
+            if not self._ages.isdisjoint(self._below(stage)):
+                self._ages.add(stage.id)
+            if stage.makes_state or stage.step.verb == "verify":
+                self._look(stage)
+        outputs = {}
+        for position, out in enumerate(self._plan.outputs):
+            kept = self._ledger.recall("outputs", out.key)
+            state = state_of(self._plan, out.state)
+            if kept is not None and not self._stands_on_old(kept, state, state in self._ages):
+                outputs[position] = kept.snapshot
+        stages = {step: kept.snapshot for step, kept in self._kept.items() if step is not None}
+        too_old = {step or BASE: why for step, why in self._too_old.items()}
+        return Known(base, stages, outputs, too_old)
+
+    def _base(self) -> Snapshot | None:
+        if self._plan.base.snapshot is not None:
+            self._ages.discard(None)
+            return self._repository.snapshot(self._plan.base.snapshot)
+        kept = self._ledger.recall("stages", self._plan.base.key)
+        if kept is None:
+            return None
+        if why := self._freshness.too_old(None, kept.at):
+            self._too_old[None] = why
+            return None
+        self._kept[None] = kept
+        return kept.snapshot
+
+    def _look(self, stage: Stage) -> None:
+        kept = self._ledger.recall("stages", stage.key)
+        if kept is None:
+            return
+        why = self._freshness.too_old(stage.step.ttl, kept.at)
+        if not why and stage.id in self._ages:
+            why = self._stands_on_old(kept, state_parent(self._plan, stage), True) or self._copies_old(kept, stage)
+        if why:
+            self._too_old[stage.id] = why
+        else:
+            self._kept[stage.id] = kept
+
+    def _stands_on_old(self, kept: Kept, state: str | None, ages: bool) -> str:
+        """Whether the state below is made again, or was since this result."""
+        if state in self._too_old:
+            return "the state it starts from is made again"
+        below = self._kept.get(state)
+        if ages and below is not None and below.snapshot.id not in {kept.snapshot.id, kept.snapshot.parent}:
+            return "the state it starts from was made again"
+        return ""
+
+    def _copies_old(self, kept: Kept, stage: Stage) -> str:
+        for step in copied_from(stage):
+            state = state_of(self._plan, step)
+            source = self._kept.get(state)
+            if state in self._too_old or (source is not None and kept.at < source.at):
+                return "the files that it copies are made again"
+        return ""
+
+    def _below(self, stage: Stage) -> Iterator[str | None]:
+        yield state_parent(self._plan, stage)
+        yield from (state_of(self._plan, step) for step in copied_from(stage))
