@@ -25,7 +25,6 @@ from aenv_build.provenance import how_built
 from aenv_build.recipe import Step
 from aenv_build.redact import Redactor
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
-from aenv_build.scratch import scratch
 from aenv_build.secret_values import Secrets
 from aenv_build.stage_events import StageEvents
 from aenv_build.staging import GuestFactory, Slots, StagingMachine
@@ -41,6 +40,7 @@ from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
+from aenv_run.scratch import scratch
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import Architecture, StageKey

@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,16 +106,31 @@ class Repository:
             data = self.store.read(key, limit_bytes=MAX_MANIFEST_BYTES)
         except NotFound:
             raise NotFound(f"snapshot {id} is not in this repository", fix="list them: aenv catalog ls") from None
-        found = hashlib.sha256(data).hexdigest()
-        if found != id:
-            raise CorruptData(
-                f"the manifest of snapshot {id} ({key}) is damaged: its sha256 is {found} ({len(data)} bytes)",
-                fix="restore the file from a copy or build the snapshot again",
-            )
-        snapshot = _parse(Snapshot, data, f"the manifest of snapshot {id} ({key})")
-        if snapshot.id != id:
-            raise CorruptData(f"the manifest of snapshot {id} ({key}) is not in canonical form")
-        return snapshot
+        return parse_manifest(id, data, f"the manifest of snapshot {id} ({key})")
+
+    def adopt(self, snapshot: Snapshot, files: Mapping[Digest, Path]) -> None:
+        """Make a snapshot of another repository durable under the id that it has there; nothing refers to it yet.
+
+        ``files`` are those of its blobs that are not here, sealed, in a directory of the caller's own; as in
+        ``commit`` they are given away. ``CorruptData`` for one that is not its blob; then nothing was written.
+        """
+        if snapshot.parent is not None:
+            self.snapshot(snapshot.parent)
+        described = _describe(list(files.values()))
+        for digest, (blob, _) in zip(files, described, strict=True):
+            if blob.digest != digest:
+                raise CorruptData(
+                    f"what is said to be blob {digest} has the digest {blob.digest}", fix="get it again"
+                )
+        for needed in dict.fromkeys(snapshot.blobs()):
+            if needed.digest in files:
+                self._put_blob(files[needed.digest], needed)
+            else:
+                self.require_blob(needed)
+        self._put_manifest(snapshot)
+        self._remember(described)
+        for path in files.values():
+            path.unlink(missing_ok=True)
 
     def find(self, prefix: str) -> SnapshotId:
         """The one snapshot whose id starts with ``prefix`` (4 hex digits or more)."""
@@ -247,6 +262,20 @@ class VerifiedReader:
                 fix=RESTORE_FIX,
             )
         return data
+
+
+def parse_manifest(id: SnapshotId, data: bytes, what: str) -> Snapshot:
+    """The snapshot whose manifest ``data`` is: it has that id, is strictly read, and in canonical form."""
+    found = hashlib.sha256(data).hexdigest()
+    if found != id:
+        raise CorruptData(
+            f"{what} is damaged: its sha256 is {found} ({len(data)} bytes)",
+            fix="restore the file from a copy or build the snapshot again",
+        )
+    snapshot = _parse(Snapshot, data, what)
+    if snapshot.id != id:
+        raise CorruptData(f"{what} is not in canonical form")
+    return snapshot
 
 
 def manifest_key(id: SnapshotId) -> StoreKey:

@@ -6,6 +6,7 @@ import click
 
 from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
 from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.catalog_exchange import export_snapshot, import_snapshot
 from aenv_run.cli.catalog_graph import draw
 from aenv_run.cli.catalog_labels import label, search_entries
 from aenv_run.cli.catalog_retain import retain_versions
@@ -184,5 +185,16 @@ def remove(reference: str, everything: bool, as_json: bool) -> None:
         click.echo(reference)
 
 
-for command in (draw, label, retain_versions, search_entries, tag, promote, rollback, show_history):
+for command in (
+    draw,
+    export_snapshot,
+    import_snapshot,
+    label,
+    retain_versions,
+    search_entries,
+    tag,
+    promote,
+    rollback,
+    show_history,
+):
     catalog.add_command(command)

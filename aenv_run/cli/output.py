@@ -8,6 +8,8 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from types import TracebackType
+from typing import Self
 
 import click
 from pydantic import BaseModel
@@ -68,6 +70,31 @@ def spinner(text: str) -> Iterator[None]:
 
     with Console(stderr=True).status(text):
         yield
+
+
+class ProgressLine:
+    """One line on a terminal's stderr for what takes more than a second, gone at the end."""
+
+    def __init__(self, what: str) -> None:
+        self._what = printable(what)
+        self._shown = False
+        self._next_s = time.monotonic() + 1
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Say how far it is; often enough is often."""
+        if time.monotonic() < self._next_s or not sys.stderr.isatty():
+            return
+        self._next_s, self._shown = time.monotonic() + 0.2, True
+        click.echo(f"\r\x1b[2K{self._what} {size(done_bytes)} of {size(total_bytes)}", err=True, nl=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._shown:
+            click.echo("\r\x1b[2K", err=True, nl=False)
 
 
 def duration(seconds: float) -> str:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from aenv_build.scratch import scratch
+from aenv_run.scratch import scratch
 
 
 def test_removed_at_the_end_and_alive_ones_are_left(tmp_path: Path) -> None:
@@ -18,7 +18,7 @@ def test_removed_at_the_end_and_alive_ones_are_left(tmp_path: Path) -> None:
 
 def test_what_a_killed_builder_left_is_swept(tmp_path: Path) -> None:
     script = (
-        "import os, pathlib, sys; from aenv_build.scratch import scratch\n"
+        "import os, pathlib, sys; from aenv_run.scratch import scratch\n"
         "with scratch(pathlib.Path(sys.argv[1])) as d: (d / 'f').write_text('x'); os.kill(os.getpid(), 9)"
     )
     subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=False)

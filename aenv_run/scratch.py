@@ -1,4 +1,4 @@
-"""A build's scratch directory: removed at its end, and by the next build if the builder was killed."""
+"""A scratch directory of a build or an import: removed at its end, or by the next if its process was killed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def _make(staging: Path) -> tuple[Path, int]:
 
 
 def _sweep(staging: Path) -> None:
-    """Remove what killed builders left: their locks are gone with them."""
+    """Remove what killed processes left: their locks are gone with them."""
     for directory in staging.iterdir():
         try:
             descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)

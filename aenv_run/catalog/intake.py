@@ -1,0 +1,252 @@
+"""A snapshot that was exported somewhere, taken into this repository. Nothing of the directory is believed.
+
+No name in it is followed: blobs are opened by their digests below ``blobs/sha256``, never through a link. Sizes
+are compared before a byte is copied, digests before anything is committed, and the name is written last.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from aenv_run.catalog.export import Progress, silent
+from aenv_run.catalog.names import Catalog
+from aenv_run.catalog.oci_documents import (
+    MAX_DOCUMENT_BYTES,
+    REFERENCE,
+    SNAPSHOT_TYPE,
+    Artifact,
+    Descriptor,
+    parse_artifact,
+    parse_index,
+    parse_layout,
+)
+from aenv_run.catalog.records import Version
+from aenv_run.catalog.reference import Reference, require_publishable
+from aenv_run.digest import digest_bytes
+from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, TooLarge, from_os
+from aenv_run.repository import Repository, parse_manifest
+from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, Snapshot
+from aenv_run.store.sparse import copy_sparse
+from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
+
+DEFAULT_LIMIT_BYTES = 256 << 30
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Imported(Model):
+    """What was taken in. ``version`` is None when it got no name; what was here before was not copied."""
+
+    snapshot_id: SnapshotId
+    name: Name | None
+    version: Version | None
+    snapshots: int
+    copied_bytes: int
+
+
+def take_in(
+    catalog: Catalog,
+    source: Path,
+    scratch: Path,
+    *,
+    name: Name | None = None,
+    tags: tuple[Tag, ...] = (),
+    limit_bytes: int = DEFAULT_LIMIT_BYTES,
+    progress: Progress = silent,
+) -> Imported:
+    """Import the layout in ``source`` and publish it as ``name``, or as the name that it was exported under.
+
+    ``scratch`` is an empty directory of the caller, removed by it; best on the repository's file system. What is
+    damaged, cut, altered, or larger than ``limit_bytes`` in all is refused by name, and then nothing is named.
+    """
+    try:
+        with _Layout.opened(source) as layout:
+            return _take_in(catalog, layout, scratch, name, tags, limit_bytes, progress)
+    except OSError as error:
+        raise from_os(error, f"cannot import {source}") from error
+
+
+def _take_in(
+    catalog: Catalog,
+    layout: _Layout,
+    scratch: Path,
+    name: Name | None,
+    tags: tuple[Tag, ...],
+    limit_bytes: int,
+    progress: Progress,
+) -> Imported:
+    parse_layout(layout.document("oci-layout"))
+    descriptor = parse_index(layout.document("index.json"))
+    artifact = parse_artifact(layout.blob(descriptor, MAX_DOCUMENT_BYTES))
+    lineage = _lineage(layout, artifact, catalog.repository)
+    name = name or _exported_name(descriptor)
+    if name is not None:
+        require_publishable(name)
+    missing = _missing(lineage, artifact, catalog.repository)
+    total, done = sum(blob.size_bytes for blob in missing.values()), 0
+    if total > limit_bytes:
+        raise TooLarge(
+            f"the snapshot has {total} bytes that are not here, more than {limit_bytes}",
+            fix="if it is trusted to be that large, say so with --max-size",
+        )
+    for blob in missing.values():
+        layout.require(blob)
+    for snapshot in reversed(lineage):
+        files: dict[Digest, Path] = {}
+        for blob in snapshot.blobs():
+            if missing.pop(blob.digest, None) is not None:
+                files[blob.digest] = layout.copy(blob, scratch)
+                done += blob.size_bytes
+                progress(done, total)
+        catalog.repository.adopt(snapshot, files)
+    id = lineage[0].id
+    version = catalog.publish(name, id, tags) if name is not None else None
+    return Imported(snapshot_id=id, name=name, version=version, snapshots=len(lineage), copied_bytes=total)
+
+
+def _lineage(layout: _Layout, artifact: Artifact, repository: Repository) -> list[Snapshot]:
+    """The snapshot and those of its ancestors that are not here, newest first."""
+    ancestors = {one.digest.hex: one for one in artifact.layers if one.media_type == SNAPSHOT_TYPE}
+    lineage = [_snapshot(layout, artifact.config)]
+    while (parent := lineage[-1].parent) is not None:
+        try:
+            repository.snapshot(parent)
+            return lineage
+        except NotFound:
+            found = ancestors.get(parent)
+        if found is None:
+            raise CorruptData(
+                f"the layout lacks snapshot {parent}, from which {lineage[-1].id.short} grew",
+                fix="export it again, and copy the whole directory",
+            )
+        lineage.append(_snapshot(layout, found))
+    return lineage
+
+
+def _snapshot(layout: _Layout, descriptor: Descriptor) -> Snapshot:
+    data = layout.blob(descriptor, MAX_MANIFEST_BYTES)
+    return parse_manifest(
+        SnapshotId(descriptor.digest.hex), data, f"the manifest {descriptor.digest} of the layout"
+    )
+
+
+def _missing(lineage: list[Snapshot], artifact: Artifact, repository: Repository) -> dict[Digest, Blob]:
+    """Blobs that are to be copied. The artifact must list each, as large as the snapshot says."""
+    listed = {one.digest: one.size for one in artifact.layers}
+    missing: dict[Digest, Blob] = {}
+    for snapshot in lineage:
+        for blob in snapshot.blobs():
+            if blob.digest in missing:
+                continue
+            try:
+                repository.require_blob(blob)
+            except CorruptData:
+                if listed.get(blob.digest) != blob.size_bytes:
+                    raise CorruptData(
+                        f"the artifact does not list blob {blob.digest} of {blob.size_bytes} bytes, "
+                        f"which snapshot {snapshot.id.short} needs",
+                        fix="export it again, and copy the whole directory",
+                    ) from None
+                missing[blob.digest] = blob
+    return missing
+
+
+def _exported_name(descriptor: Descriptor) -> Name | None:
+    """The name in the layout's index; None for what is no name of ours."""
+    try:
+        return Reference.parse((descriptor.annotations or {}).get(REFERENCE, "")).name
+    except InvalidInput:
+        return None
+
+
+class _Layout:
+    """The directory, open: nothing in it is reached but by these names, and nothing through a link."""
+
+    def __init__(self, root: Path, directory: int, blobs: int) -> None:
+        self._root, self._directory, self._blobs = root, directory, blobs
+
+    @classmethod
+    @contextmanager
+    def opened(cls, root: Path) -> Iterator[_Layout]:
+        """Of the directory ``root``."""
+        opened: list[int] = []
+        try:
+            opened.append(os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            for part in ("blobs", "sha256"):
+                opened.append(os.open(part, _DIRECTORY, dir_fd=opened[-1]))
+            yield cls(root, opened[0], opened[2])
+        except (FileNotFoundError, NotADirectoryError):
+            raise InvalidInput(
+                f"{root} is no OCI image layout", fix="give a directory that `aenv catalog export` made"
+            ) from None
+        finally:
+            for fd in opened:
+                os.close(fd)
+
+    def document(self, name: str) -> bytes:
+        """A document beside the blobs."""
+        with self._file(self._directory, name, name) as fd:
+            return self._read(fd, name, MAX_DOCUMENT_BYTES)
+
+    def blob(self, descriptor: Descriptor, limit_bytes: int) -> bytes:
+        """A small blob, verified."""
+        what = f"blob {descriptor.digest}"
+        with self._file(self._blobs, descriptor.digest.hex, what) as fd:
+            data = self._read(fd, what, limit_bytes)
+        if len(data) != descriptor.size:
+            raise self._damaged(what, f"it has {len(data)} bytes instead of {descriptor.size}")
+        if digest_bytes(data) != descriptor.digest:
+            raise self._damaged(what, f"its content has the digest {digest_bytes(data)}")
+        return data
+
+    def require(self, blob: Blob) -> None:
+        """``CorruptData`` unless a file of that size is there."""
+        with self._file(self._blobs, blob.digest.hex, f"blob {blob.digest}") as fd:
+            self._require_size(fd, blob)
+
+    def copy(self, blob: Blob, scratch: Path) -> Path:
+        """A copy of our own, holes as holes. Its digest is not looked at yet."""
+        target = scratch / blob.digest.hex
+        copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with self._file(self._blobs, blob.digest.hex, f"blob {blob.digest}") as fd:
+                self._require_size(fd, blob)
+                copy_sparse(fd, copy)
+        finally:
+            os.close(copy)
+        return target
+
+    def _require_size(self, fd: int, blob: Blob) -> None:
+        size = os.fstat(fd).st_size
+        if size != blob.size_bytes:
+            raise self._damaged(f"blob {blob.digest}", f"it has {size} bytes instead of {blob.size_bytes}")
+
+    def _read(self, fd: int, what: str, limit_bytes: int) -> bytes:
+        size = os.fstat(fd).st_size
+        if size > limit_bytes:
+            raise self._damaged(what, f"it has {size} bytes, more than {limit_bytes}")
+        with os.fdopen(os.dup(fd), "rb") as file:
+            return file.read(limit_bytes)
+
+    @contextmanager
+    def _file(self, directory: int, name: str, what: str) -> Iterator[int]:
+        try:
+            fd = os.open(name, _FILE, dir_fd=directory)
+        except OSError as error:
+            raise self._damaged(what, os.strerror(error.errno or 0)) from None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise self._damaged(what, "it is no regular file")
+            yield fd
+        finally:
+            os.close(fd)
+
+    def _damaged(self, what: str, why: str) -> AenvError:
+        return CorruptData(
+            f"{what} of the layout {self._root} cannot be used: {why}",
+            fix="export it again, and copy the whole directory",
+        )
