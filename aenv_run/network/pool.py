@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import time
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -28,14 +30,16 @@ from aenv_run.types import Model
 log = logging.getLogger(__name__)
 
 MAX_BACKOFF_S = 30.0
+#: Making slots takes processor time that the launches which take them need: so it waits until they are over.
+QUIET_S = 0.5
 
 
 class NetworkConfig(Model):
     """Settings of a node's network."""
 
     uplink_pool: str = Field("100.96.0.0/16", description="addresses between the host and the sandboxes' routers")
-    low_water: int = Field(2, ge=0, le=1024, description="refill when fewer slots than this are warm")
-    high_water: int = Field(4, ge=0, le=1024, description="refill up to this many")
+    low_water: int = Field(1, ge=0, le=1024, description="refill at once when fewer slots than this are warm")
+    high_water: int = Field(6, ge=0, le=1024, description="refill up to this many, between launches")
     always_denied: tuple[str, ...] = Field((), description="CIDRs that no policy may open, beside the host itself")
     nameservers: tuple[str, ...] = Field((), description="ask these instead of those of /etc/resolv.conf")
     host_poll_s: float = Field(30.0, gt=0, description="how often the host's interfaces are looked at again")
@@ -97,6 +101,7 @@ class Network:
         self._numbers: set[int] = set()  # taken, by any home
         self._next = 0
         self._wanted = {kind: asyncio.Event() for kind in kinds}
+        self._taken_s = dict.fromkeys(kinds, 0.0)  # when the last one was
         self._background: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
         self._last_error = ""
@@ -114,6 +119,7 @@ class Network:
         result = await self._reconcile(frozenset(live))
         self._numbers = {int(name.rpartition("-")[2], 16) for name in await uplinks()}
         await self._host.forget_openings({self._pool.router_end(number) for number in self._numbers})
+        self._taken_s = dict.fromkeys(self._warm, time.monotonic())
         self._background = [asyncio.create_task(self._follow_host())]
         self._background += [asyncio.create_task(self._refill(kind)) for kind in self._warm]
         return result
@@ -156,7 +162,8 @@ class Network:
         warm = self._warm.get(kind)
         slot = warm.popleft() if warm else await self._make(kind)
         self._leased[slot.lease.slot_id] = slot
-        if warm is not None and len(warm) < self._config.low_water:
+        if warm is not None:
+            self._taken_s[kind] = time.monotonic()
             self._wanted[kind].set()
         return slot.lease
 
@@ -278,6 +285,7 @@ class Network:
         slots, backoff_s = self._warm[kind], 0.5
         while True:
             while len(slots) < self._config.high_water:
+                await self._until_due(kind)
                 try:
                     slots.append(await self._make(kind))
                     backoff_s = 0.5
@@ -288,6 +296,15 @@ class Network:
                     backoff_s = min(backoff_s * 2, MAX_BACKOFF_S)
             await self._wanted[kind].wait()
             self._wanted[kind].clear()
+
+    async def _until_due(self, kind: SlotKind) -> None:
+        while len(self._warm[kind]) >= self._config.low_water:
+            left_s = self._taken_s[kind] + QUIET_S - time.monotonic()
+            if left_s <= 0:
+                return
+            self._wanted[kind].clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wanted[kind].wait(), left_s)
 
     async def _follow_host(self) -> None:
         while True:
