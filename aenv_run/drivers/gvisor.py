@@ -18,6 +18,7 @@ from aenv_run.drivers import (
     gvisor_host,
     gvisor_level,
     gvisor_root,
+    gvisor_sentry,
     gvisor_spec,
 )
 from aenv_run.drivers.guest_image import known_digest
@@ -179,7 +180,7 @@ class GvisorDriver:
         groups = gvisor_cgroup.directories(name) if found.cgroups else ()
         self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
         checked = below is not None or gvisor_checked.is_checked(self._home, layers)
-        plan = _plan(spec, found, groups, restore=restore, check_disk=not checked)
+        plan = _plan(spec, facts, found, groups, restore=restore, check_disk=not checked)
         if below is None:
             disk.write_overlay(overlay_path(directory, 1), spec.machine.disk_mib << 20)
         (directory / PLAN).write_text(json.dumps(asdict(plan)))
@@ -214,6 +215,7 @@ class GvisorDriver:
 
 def _plan(
     spec: BootSpec,
+    facts: MemoryFacts,
     found: Verdict,
     groups: tuple[Path, ...],
     *,
@@ -230,6 +232,7 @@ def _plan(
             gvisor_host.runsc_path(), found.platform, network=slot is not None, cgroups=found.cgroups
         ),
         restore=restore,
+        known_version=facts.vmm_version.startswith(gvisor_sentry.KNOWN_VERSIONS),
         check_disk=check_disk,
         hide_net_sysctl=found.hide_net_sysctl and slot is not None,
         netns=str(slot.guest_netns) if slot else "",

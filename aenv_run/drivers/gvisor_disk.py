@@ -27,10 +27,10 @@ class LostWritesError(DiskError):
 
 
 class MountedDisk:
-    """Made before the process has threads: it leaves its mount namespace to the storage daemon.
+    """The storage daemon keeps the mount namespace that it was started in, with its export; we have left that.
 
-    Killed as the last process of its namespace the daemon would unmount the file system that it serves, and wait
-    for ever for itself to write it (measured).
+    Killed as the last process of the namespace where the file system that it serves is mounted, it would unmount
+    it, and wait for ever for itself to write it (measured).
     """
 
     def __init__(self, children: Children, storage: Storage, top: str) -> None:
@@ -42,19 +42,19 @@ class MountedDisk:
         self._root = -1
         self._complaints: tuple[str, ...] = ()
         self._syncing = threading.Lock()
+        self._image = f"/proc/{storage.pid}/root{Path.cwd()}/{IMAGE}"
         self._storage = disk_mount.StorageDaemon(socket.socket(fileno=storage.monitor))
         try:
             self._storage.greet(START_S)
         except DiskError as error:
             raise DiskError(f"{error}: {said()}") from error
-        disk_mount.unshare_mounts()
 
     def mount(self, *, check: bool, keep: str) -> None:
         """Mount it, if need be after a check. With ``keep`` it is a cold boot: see ``prepare_root``."""
         if check:
             self._check()
         Path(ROOT).mkdir(exist_ok=True)
-        disk_mount.mount_image(IMAGE, ROOT)
+        disk_mount.mount_image(self._image, ROOT)
         if keep:
             disk_mount.prepare_root(ROOT, keep)
         # Open from here to the end: the kernel tells every descriptor of the writes lost since it was opened.
@@ -65,7 +65,7 @@ class MountedDisk:
         """Before the host's kernel mounts what a guest's kernel wrote: replay its journal, look at all of it."""
         # -p repairs nothing of doubt (-y would, and hide the damage from the second look). Exit codes: e2fsck(8).
         for arguments, accepted in ((["-E", "journal_only", "-p"], (0, 1)), (["-f", "-n"], (0,))):
-            code, output = self._children.run(["e2fsck", *arguments, IMAGE], timeout_s=CHECK_S)
+            code, output = self._children.run(["e2fsck", *arguments, self._image], timeout_s=CHECK_S)
             if code not in accepted:
                 message = f"the file system of the disk is damaged, it was not mounted: {output[-1500:]}"
                 raise DiskError(message, corrupt=True)

@@ -15,6 +15,10 @@ import time
 
 from aenv_run.drivers.gvisor_slot import inside
 
+TYPE_CHECKING = False  # see aenv_run/__init__.py
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 #: A handshake that was let in just before has become a connection by then, which the daemon knows and closes.
 SETTLE_S = 0.01
 TIMEOUT_S = 10.0
@@ -79,9 +83,11 @@ class Gate:
     def __init__(self, router_netns: str, guest_address: str) -> None:
         self._router_netns, self._guest_address = router_netns, guest_address
         self._closed = False
+        # Kept: to close one, the kernel waits until what it removed is gone for good (measured: 10 ms).
+        self._connection: socket.socket | None = None
 
-    def close(self) -> None:
-        """No new connection gets in. Idempotent."""
+    def close(self, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """No new connection gets in, and what ``meanwhile`` does is done. Idempotent."""
         messages = [*self._removed()]
         messages.append((NEW_TABLE, CREATE, _attribute(1, TABLE)))
         for hook, name in ((FORWARD, b"forward\0"), (OUTPUT, b"output\0")):
@@ -91,7 +97,9 @@ class Gate:
             messages += [(NEW_CHAIN, CREATE, chain), (NEW_RULE, CREATE | APPEND, rule)]
         self._closed = True  # also if only the answer is lost
         self._send(messages)
-        time.sleep(SETTLE_S)
+        settled_s = time.monotonic() + SETTLE_S
+        meanwhile()
+        time.sleep(max(0.0, settled_s - time.monotonic()))
 
     def open(self) -> None:
         """Let them in again. Idempotent."""
@@ -114,15 +122,21 @@ class Gate:
             for number, (kind, flags, family, resource, body) in enumerate(batch)
         )
         try:
-            connection = inside(
-                self._router_netns, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
-            )
-            with connection:
-                connection.settimeout(TIMEOUT_S)
-                connection.send(data)
-                _await_answers(connection, len(messages))
+            self._connection = connection = self._connection or self._connect()
+            connection.send(data)
+            _await_answers(connection, len(messages))
         except OSError as error:
+            if self._connection is not None:  # answers that come late would be taken for those of the next
+                self._connection.close()
+                self._connection = None
             raise GateError(f"connections into the sandbox cannot be held back: {error}") from error
+
+    def _connect(self) -> socket.socket:
+        connection = inside(
+            self._router_netns, lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
+        )
+        connection.settimeout(TIMEOUT_S)
+        return connection
 
 
 def _await_answers(connection: socket.socket, count: int) -> None:

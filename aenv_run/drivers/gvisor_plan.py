@@ -9,12 +9,14 @@ from dataclasses import dataclass, field
 class Plan:
     """What the driver wants started, beside the storage daemon.
 
+    ``known_version``: of this runsc it is known what it does first, and how its kernel is told to save memory.
     ``pack`` and ``stopped`` are asked in a guest whose disk is not mounted; it may tell ``pack_bytes``.
     """
 
     top: str
     runsc: list[str]
     restore: str = ""
+    known_version: bool = False
     check_disk: bool = False
     hide_net_sysctl: bool = False
     netns: str = ""

@@ -1,4 +1,4 @@
-"""Pause and resume by the sandbox kernel's own control socket: 1 ms, where ``runsc pause`` costs 30.
+"""Pause, resume and checkpoint by the sandbox kernel's own control socket: 30 ms less than with runsc's commands.
 
 The socket is runsc's, not documented: whatever is not as expected makes the caller use the command instead.
 Seen with 20240729 (gVisor's pkg/urpc: a JSON object each way). Also what the guest's daemon must do before a
@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 
-TIMEOUT_S = 10.0
+TIMEOUT_S, CHECKPOINT_S = 10.0, 600.0
+#: Those whose commands were watched: the lock that is taken first, what is sent for a checkpoint.
+KNOWN_VERSIONS = ("0.0~20240729.",)
+CHECKPOINT_FILES = ("checkpoint.img", "pages_meta.img", "pages.img")
 MAX_REPLY_BYTES, MAX_INIT_BYTES = 1 << 20, 1 << 16
 
 
@@ -23,15 +27,55 @@ def call(path: str, method: str, argument: dict[str, str | int] | None = None) -
         try:
             connection.connect(path)
             connection.sendall(json.dumps({"method": f"containerManager.{method}", "arg": argument}).encode())
-            data = b""
-            while len(data) < MAX_REPLY_BYTES and (chunk := connection.recv(65536)):
-                data += chunk
-                with contextlib.suppress(ValueError):
-                    reply = json.loads(data)
-                    return isinstance(reply, dict) and reply.get("success") is True
-        except OSError:
-            pass  # another version may keep it elsewhere, or not at all
-    return False
+            return _reply(connection).get("success") is True
+        except (OSError, ValueError):
+            return False  # another version may keep it elsewhere, or not at all
+
+
+class NoAnswerError(Exception):
+    """The kernel did not answer, or not as expected."""
+
+
+def checkpoint(path: str, directory: str) -> str:
+    """Save the memory into new files in ``directory``; the sandbox runs on. Returns what is wrong, or nothing.
+
+    ``NoAnswerError`` when that is not known; the files are gone then.
+    """
+    options: dict[str, object] = {"key": None, "metadata": {"compression": "none"}, "have_pages_file": True}
+    options |= {"MemoryFileSaveOpts": {"ExcludeCommittedZeroPages": False}, "Resume": True}
+    message = json.dumps({"method": "containerManager.Checkpoint", "arg": options}).encode()
+    names = [f"{directory}/{name}" for name in CHECKPOINT_FILES]
+    files: list[int] = []
+    try:
+        for name in names:
+            files.append(os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644))
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
+            connection.settimeout(CHECKPOINT_S)
+            connection.connect(path)
+            socket.send_fds(connection, [message], files)
+            reply = _reply(connection)
+        return "" if reply.get("success") is True else str(reply.get("err") or reply)[:MAX_INIT_BYTES]
+    except (OSError, ValueError) as error:
+        for name in names[: len(files)]:
+            with contextlib.suppress(OSError):
+                os.unlink(name)  # noqa: PTH108
+        raise NoAnswerError(str(error)) from error
+    finally:
+        for file in files:
+            os.close(file)
+
+
+def _reply(connection: socket.socket) -> dict[str, object]:
+    """One JSON object, however it comes in; ValueError when it is none."""
+    data = b""
+    while len(data) < MAX_REPLY_BYTES and (chunk := connection.recv(65536)):
+        data += chunk
+        with contextlib.suppress(ValueError):
+            reply = json.loads(data)
+            if isinstance(reply, dict):
+                return reply
+            break
+    raise ValueError("no reply, or none that is understood")
 
 
 class NotDisconnectedError(Exception):

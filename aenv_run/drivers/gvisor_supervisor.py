@@ -8,6 +8,7 @@ each way. Standard library only.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import socket
@@ -26,6 +27,8 @@ from aenv_run.drivers.gvisor_start import Storage
 
 TYPE_CHECKING = False  # see aenv_run/__init__.py
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from aenv_run.drivers.gvisor_plan import Plan
 
 PLAN, CONTROL, EXIT, CONSOLE = "plan.json", "control.sock", "exit.json", "console.log"
@@ -78,17 +81,23 @@ class Supervisor:
 
     def start(self) -> Json:
         """Bring the machine up; what the driver must know of it."""
+        if self._storage is not None:  # first: it counts for a process with one thread
+            disk_mount.unshare_mounts()
         self._mounts()
         Path(EXIT).write_bytes(b" " * EXIT_BYTES)
-        if self._storage is not None:
-            self._disk = MountedDisk(self._children, self._storage, self._plan.top)
         self._children.start_reaping()
-        if self._disk is not None:
-            self._children.adopt(self._disk.pid, self._storage_ended)
-            self._disk.mount(check=self._plan.check_disk, keep="" if self._plan.restore else self._plan.keep)
-        if self._plan.netns:
-            self._put_addresses()
-        self._start_runsc()
+        if self._plan.known_version:
+            with self._held_back():
+                pid = self._spawn_runsc()
+                try:
+                    self._prepare()
+                except BaseException:
+                    os.kill(pid, 9)
+                    raise
+        else:
+            self._prepare()
+            pid = self._spawn_runsc()
+        self._await_runsc(pid)
         if self._plan.bridge:
             self._forwarder = Forwarder(self._children, [*self._runsc("exec"), CONTAINER, *self._plan.bridge])
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -97,6 +106,27 @@ class Supervisor:
         listener.listen(8)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
         return {"port": self._forwarder.port if self._forwarder else 0}
+
+    def _prepare(self) -> None:
+        """What the sandbox finds: its disk, its network."""
+        if self._storage is not None:
+            self._disk = MountedDisk(self._children, self._storage, self._plan.top)
+            self._children.adopt(self._disk.pid, self._storage_ended)
+            self._disk.mount(check=self._plan.check_disk, keep="" if self._plan.restore else self._plan.keep)
+        if self._plan.netns:
+            self._put_addresses()
+
+    @contextlib.contextmanager
+    def _held_back(self) -> Iterator[None]:
+        """runsc loads for 30 ms, reads its bundle, and waits for this lock before it does anything else."""
+        lock = os.open(
+            f"{STATE}/{CONTAINER}_sandbox:{CONTAINER}.lock", os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(lock)
 
     def _mounts(self) -> None:
         disk_mount.mount(
@@ -121,20 +151,22 @@ class Supervisor:
     def _runsc(self, *arguments: str) -> list[str]:
         return [*self._plan.runsc, "--root", STATE, *arguments]
 
-    def _start_runsc(self) -> None:
+    def _spawn_runsc(self) -> int:
         how = ["restore", "-image-path", self._plan.restore] if self._plan.restore else ["run"]
         argv = self._runsc(*how, "-detach", "-bundle", BUNDLE, "-pid-file", PID_FILE, CONTAINER)
         console = _append(CONSOLE)
         empty = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
         try:  # the machine keeps these descriptors: files, as pipes would end with their reader
-            code = self._children.wait(
-                self._children.spawn(argv, stdin=empty, stdout=console, stderr=console), START_S
-            )
+            return self._children.spawn(argv, stdin=empty, stdout=console, stderr=console)
         finally:
             os.close(console)
             os.close(empty)
+
+    def _await_runsc(self, pid: int) -> None:
+        code = self._children.wait(pid, START_S)
         if code != 0:
-            raise Failure(f"runsc {how[0]} failed (code {code}): {_head(CONSOLE)}")
+            how = "restore" if self._plan.restore else "run"
+            raise Failure(f"runsc {how} failed (code {code}): {_head(CONSOLE)}")
         self._children.adopt(int(Path(PID_FILE).read_text()), self._sentry_ended)
 
     # -- end -----------------------------------------------------------------------------------------------
@@ -248,23 +280,24 @@ class Supervisor:
         was_paused, with_memory = self._paused, bool(request["memory"])
         node = request["node"]
         assert isinstance(node, dict)
-        self._disk.add(node)
-        done = False
+        disk, done = self._disk, False
+        disk.sync()  # most of it is written while the machine still runs
         started = time.perf_counter()
         try:
-            self._disk.sync()  # most of it is written while the machine still runs
             if with_memory:
-                self._let_go(str(request["host"]), int(str(request["port"])))
+                self._let_go(str(request["host"]), int(str(request["port"])), lambda: disk.add(node))
+            else:
+                disk.add(node)
             started = time.perf_counter()
             self._set_paused(True)
             if with_memory:
                 self._checkpoint(str(request["directory"]))
-            self._disk.sync()
-            self._disk.seal(node)
+            disk.sync()
+            disk.seal(node)
             done = True
         finally:
             if not done:
-                self._disk.drop(node)
+                disk.drop(node)
             self._set_paused(was_paused or (done and not request["keep_running"]))
             if not self._paused:  # else whoever resumes it
                 self._let_in()
@@ -301,8 +334,9 @@ class Supervisor:
                 self._let_in()
         return (time.perf_counter() - started) * 1000
 
-    def _let_go(self, host: str, port: int) -> None:
+    def _let_go(self, host: str, port: int, meanwhile: Callable[[], None] = lambda: None) -> None:
         """End every connection into the guest: one in the image, or its bridge's descriptors, and that is lost.
+        ``meanwhile`` is done on the way, where there is time to wait.
 
         Only a running guest can. One that is paused runs for these milliseconds: whoever paused it may have
         talked to it just before, and gVisor's own network accepts connections during a pause.
@@ -310,7 +344,9 @@ class Supervisor:
         self._set_paused(False)
         with gvisor_sentry.connect(host, port, DRAIN_S) as connection:
             if self._gate is not None:
-                self._gate.close()
+                self._gate.close(meanwhile)
+            else:
+                meanwhile()
             gvisor_sentry.disconnect(connection, DRAIN_S)
         if self._forwarder is not None and not self._forwarder.close_gate(DRAIN_S):
             raise Failure(f"connections into the sandbox did not end in {DRAIN_S:g} s; it is as it was", "busy")
@@ -333,6 +369,11 @@ class Supervisor:
         return said.splitlines()
 
     def _checkpoint(self, directory: str) -> None:
+        if self._plan.known_version:
+            with contextlib.suppress(gvisor_sentry.NoAnswerError):
+                if said := gvisor_sentry.checkpoint(SENTRY_SOCKET, directory):
+                    raise Failure(said[:2000], "checkpoint")
+                return
         argv = self._runsc(
             "checkpoint", "-image-path", directory, "-compression", "none", "-leave-running", CONTAINER
         )
