@@ -16,7 +16,7 @@ demo: setup ## set up, then the main job: build a snapshot, launch it, fork it i
 	@$(python) examples/demo.py
 
 test: lint ## set up, lint, then all tests
-	@$(python) -m pytest
+	@$(python) -m pytest -n auto --maxprocesses 4 --dist worksteal
 
 lint: setup ## set up, then formatters, linters and type checks
 	@$(python) -m ruff format --check .

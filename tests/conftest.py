@@ -1,40 +1,66 @@
-"""For every test: nothing that the session started or made is left on the host when it ends."""
+"""For every session: nothing that it started or made is left on the host when it ends.
+
+Processes are known by an environment variable that all children inherit, test processes and what they start. The
+rest is compared with the start of the session; where others work on the same host, only what names this session's
+temporary directory counts.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
-from tests.leftovers import MARKER, others_work_here, processes, resources
+from tests.leftovers import MARKER, Process, others_work_here, processes, resources
 
 SETTLE_SECONDS = 5.0  # what is being torn down off the path may take this long
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nothing_left_behind(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Fails the last test if a process, namespace, mount, loop device or shared memory file is left.
+@dataclass(frozen=True)
+class Watch:
+    """What this host had when the session began."""
 
-    Processes are known by an environment variable that all children inherit. The rest is compared with the start
-    of the session; where others work on the same host, only what names this session's temporary directory counts.
-    """
-    session = uuid.uuid4().hex
-    before = resources()
-    os.environ[MARKER] = session
-    yield
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while (left := processes(session)) or resources() - before:
-        if time.monotonic() > deadline:
-            break
-        time.sleep(0.1)
-    made = resources() - before
-    if others_work_here(session):
-        directory = str(tmp_path_factory.getbasetemp())
-        made = {name for name in made if directory in name}
+    session: str
+    before: frozenset[str]
+
+    def left(self, directory: str) -> tuple[set[Process], set[str]]:
+        """Processes and resources that are there and should not be, after they had time to go."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while (left := processes(self.session)) or resources() - self.before:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.1)
+        made = resources() - self.before
+        if others_work_here(self.session):
+            made = {name for name in made if directory in name}
+        return left, made
+
+
+WATCH = pytest.StashKey[Watch]()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Only where the session is led: its test processes inherit the mark."""
+    if not hasattr(session.config, "workerinput"):
+        mark = os.environ[MARKER] = uuid.uuid4().hex
+        session.config.stash[WATCH] = Watch(mark, frozenset(resources()))
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Fail the session, and name what is left; processes are killed."""
+    watch = session.config.stash.get(WATCH, None)
+    if watch is None:
+        return
+    basetemp = session.config._tmp_path_factory.getbasetemp()  # type: ignore[attr-defined]
+    left, made = watch.left(str(basetemp))
     for process in left:
         process.kill()
-    names = [*map(str, sorted(left)), *sorted(made)]
-    assert not names, "left behind by this session (processes were killed now):\n  " + "\n  ".join(names)
+    if names := [*map(str, sorted(left)), *sorted(made)]:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        reporter = session.config.pluginmanager.get_plugin("terminalreporter")
+        for line in ("left behind by this session (processes were killed now):", *names):
+            reporter.write_line(f"  {line}", red=True)

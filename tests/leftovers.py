@@ -14,7 +14,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO of the kernel
 # These end with pytest itself.
 OF_PYTEST = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 # So does this one, as a child of pytest's own: machines copied from it have the same command, but another parent.
-OF_OTHERS = ("qemu-system", "runsc", "aenv_run.node")
+OF_OTHERS = ("qemu-system", "runsc", "aenv_run.node", "-m pytest")
 OF_DRIVERS = "aenv_run.drivers.gvisor_template"
 
 

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 MAX_BACKOFF_S = 30.0
 #: Making slots takes processor time that the launches which take them need: so it waits until they are over.
 QUIET_S = 0.5
+#: As many as were taken within this time are kept warm, if that is more than the high water mark.
+REMEMBERED_S, MAX_WARM = 60.0, 32
 
 
 class NetworkConfig(Model):
@@ -39,7 +41,7 @@ class NetworkConfig(Model):
 
     uplink_pool: str = Field("100.96.0.0/16", description="addresses between the host and the sandboxes' routers")
     low_water: int = Field(1, ge=0, le=1024, description="refill at once when fewer slots than this are warm")
-    high_water: int = Field(6, ge=0, le=1024, description="refill up to this many, between launches")
+    high_water: int = Field(4, ge=0, le=1024, description="refill up to this many, or as were lately taken")
     always_denied: tuple[str, ...] = Field((), description="CIDRs that no policy may open, beside the host itself")
     nameservers: tuple[str, ...] = Field((), description="ask these instead of those of /etc/resolv.conf")
     host_poll_s: float = Field(30.0, gt=0, description="how often the host's interfaces are looked at again")
@@ -101,7 +103,7 @@ class Network:
         self._numbers: set[int] = set()  # taken, by any home
         self._next = 0
         self._wanted = {kind: asyncio.Event() for kind in kinds}
-        self._taken_s = dict.fromkeys(kinds, 0.0)  # when the last one was
+        self._taken_s: dict[SlotKind, deque[float]] = {kind: deque(maxlen=MAX_WARM) for kind in kinds}
         self._background: list[asyncio.Task[None]] = []
         self._releases: set[asyncio.Task[None]] = set()
         self._last_error = ""
@@ -119,7 +121,8 @@ class Network:
         result = await self._reconcile(frozenset(live))
         self._numbers = {int(name.rpartition("-")[2], 16) for name in await uplinks()}
         await self._host.forget_openings({self._pool.router_end(number) for number in self._numbers})
-        self._taken_s = dict.fromkeys(self._warm, time.monotonic())
+        for taken_s in self._taken_s.values():
+            taken_s.append(time.monotonic())  # the launch that started this node comes first
         self._background = [asyncio.create_task(self._follow_host())]
         self._background += [asyncio.create_task(self._refill(kind)) for kind in self._warm]
         return result
@@ -163,7 +166,7 @@ class Network:
         slot = warm.popleft() if warm else await self._make(kind)
         self._leased[slot.lease.slot_id] = slot
         if warm is not None:
-            self._taken_s[kind] = time.monotonic()
+            self._taken_s[kind].append(time.monotonic())
             self._wanted[kind].set()
         return slot.lease
 
@@ -284,7 +287,7 @@ class Network:
     async def _refill(self, kind: SlotKind) -> None:
         slots, backoff_s = self._warm[kind], 0.5
         while True:
-            while len(slots) < self._config.high_water:
+            while len(slots) < self._wanted_count(kind):
                 await self._until_due(kind)
                 try:
                     slots.append(await self._make(kind))
@@ -297,9 +300,13 @@ class Network:
             await self._wanted[kind].wait()
             self._wanted[kind].clear()
 
+    def _wanted_count(self, kind: SlotKind) -> int:
+        high, since_s = self._config.high_water, time.monotonic() - REMEMBERED_S
+        return max(high, sum(taken_s > since_s for taken_s in self._taken_s[kind])) if high else 0
+
     async def _until_due(self, kind: SlotKind) -> None:
         while len(self._warm[kind]) >= self._config.low_water:
-            left_s = self._taken_s[kind] + QUIET_S - time.monotonic()
+            left_s = self._taken_s[kind][-1] + QUIET_S - time.monotonic()
             if left_s <= 0:
                 return
             self._wanted[kind].clear()
