@@ -88,10 +88,12 @@ def check_network(source: Source, lent: Lent) -> None:
         return
     for index, step in enumerate(source.recipe.steps):
         own_index = step.pip is not None and step.pip.index is not None
+        fetches = "packages" if step.verb in {"apt", "pip"} else "a repository"
         if step.verb in {"apt", "pip"} and (own_index or not lent.serves(step.verb)):
-            raise source.document.error(
-                ("steps", index, step.verb),
-                f"{step.verb} fetches packages, and this recipe's machines have no internet",
-                fix="say 'machine: {internet: true}', or build with an index of your own (AENV_BUILD_*)",
-                key=True,
-            )
+            fix = "say 'machine: {internet: true}', or build with an index of your own (AENV_BUILD_*)"
+        elif step.git is not None and step.git.is_remote:
+            fix = "say 'machine: {internet: true}', or copy a repository into the sandbox and name its path"
+        else:
+            continue
+        message = f"{step.verb} fetches {fetches}, and this recipe's machines have no internet"
+        raise source.document.error(("steps", index, step.verb), message, fix=fix, key=True)

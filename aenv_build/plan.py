@@ -228,7 +228,7 @@ class _Planner:
         common["internet"] = self._source.recipe.machine.internet
         if step.secrets:  # their names; without, the key is that of before there were any
             common["secrets"] = sorted(set(step.secrets))
-        if (package_inputs := _of_packages(step, context, files)) is not None:
+        if (package_inputs := _of_fetched(step, context, files)) is not None:
             return inputs(f"stage/{step.verb}", 1, **common, **package_inputs)
         if step.verify is not None:
             return inputs("stage/verify", 1, **common, **_effective(step.verify, context))
@@ -299,8 +299,8 @@ def _written(step: Step, context: Context) -> list[dict[str, object]]:
     ]
 
 
-def _of_packages(step: Step, context: Context, files: CopiedFiles | None) -> dict[str, object] | None:
-    """What counts of apt and pip; None of another verb."""
+def _of_fetched(step: Step, context: Context, files: CopiedFiles | None) -> dict[str, object] | None:
+    """What counts of apt, pip and git; None of another verb."""
     if step.apt is not None:
         return {**fields(step.apt), "packages": sorted(set(step.apt.packages)), "env": context.env}
     if step.pip is not None:
@@ -311,6 +311,9 @@ def _of_packages(step: Step, context: Context, files: CopiedFiles | None) -> dic
             "env": context.env,
             "user": context.user,
         }
+    if step.git is not None:
+        values = {**fields(step.git), "to": copy_target(step.git.to, context).rstrip("/") or "/"}
+        return {**values, "env": context.env, "user": context.user}
     return None
 
 

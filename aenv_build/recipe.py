@@ -23,7 +23,7 @@ from aenv_build.recipe_values import (
     image_name,
     short_form,
 )
-from aenv_build.verbs import Apt, Copy, Pip, Ready, Run, Verify, Write, Written
+from aenv_build.verbs import Apt, Copy, Git, Pip, Ready, Run, Verify, Write, Written
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
 from aenv_run.types import Name, Tag
@@ -62,14 +62,14 @@ class Step(RecipeModel):
     """One step: exactly one verb, and what it stands on."""
 
     VERBS: ClassVar[tuple[str, ...]] = (
-        "run", "copy", "write", "apt", "pip", "env", "workdir", "user", "verify", "start",
+        "run", "copy", "write", "apt", "pip", "git", "env", "workdir", "user", "verify", "start",
     )  # fmt: skip
     #: Verbs for which a machine runs and after which a snapshot is committed.
-    STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "start"})
+    STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "git", "start"})
     #: Verbs whose command may be given something for its time. Not start: what it is given would live on.
-    GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "verify"})
+    GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify"})
     #: Verbs that run a command, which may take too long.
-    TIMED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "verify", "start"})
+    TIMED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify", "start"})
 
     id: StepId = Field(description="default: the verb and the position, such as run-3")
     needs: tuple[str, ...] | None = Field(None, description="default: the step before; []: the base")
@@ -78,6 +78,7 @@ class Step(RecipeModel):
     write: Written | None = Field(None, description="one file, or a mapping of paths and contents")
     apt: Annotated[Apt, short_form("packages")] | None = None
     pip: Annotated[Pip, short_form("packages")] | None = None
+    git: Git | None = None
     env: Env | None = None
     workdir: RelativeOrAbsolute | None = None
     user: User | None = None
@@ -110,7 +111,7 @@ class Step(RecipeModel):
         """The one verb of the step."""
         values: dict[str, object] = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
         values |= {"user": self.user, "verify": self.verify, "start": self.start, "write": self.write}
-        values |= {"apt": self.apt, "pip": self.pip}
+        values |= {"apt": self.apt, "pip": self.pip, "git": self.git}
         return next(verb for verb in self.VERBS if values[verb] is not None)
 
     @property

@@ -102,6 +102,14 @@ def _requirement(value: str) -> str:
     return value
 
 
+def _git_url(value: str) -> str:
+    if not re.match(r"(https?|git|ssh|file)://[^\s]|/[^\s]|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^\s]", value):
+        raise ValueError(f"{value!r} is no repository: write https://host/path, user@host:path, or a path inside")
+    if re.match(r"[a-z]+://[^/@\s]*:[^/@\s]*@", value):
+        raise ValueError("no password belongs in a recipe: name it under 'secrets', and in the step")
+    return value
+
+
 def _file_path(value: str) -> str:
     if value.endswith("/"):
         raise ValueError(f"{value!r} names a directory; write the path of the file")
@@ -155,6 +163,7 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 AptPackage = Annotated[
     str, AfterValidator(_apt_package), WithJsonSchema({"type": "string", "pattern": _APT_PACKAGE})
 ]
+GitUrl = Annotated[str, AfterValidator(_git_url)]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from aenv_build import install
+from aenv_build import clone, install
 from aenv_build.events import Sink
 from aenv_build.files import (
     chunks,
@@ -156,6 +156,9 @@ class _Work:
             await self._install(install.apt(step.apt))
         elif step.pip is not None:
             await self._install(install.pip(step.pip))
+        elif step.git is not None:
+            to = copy_target(step.git.to, self._stage.context).rstrip("/") or "/"
+            await self._install(clone.git(step.git, to, step.secrets))
         elif step.start is not None:
             await self._start(step.start)
         elif step.verify is not None:

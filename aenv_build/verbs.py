@@ -12,6 +12,7 @@ from aenv_build.recipe_values import (
     Env,
     FileMode,
     FilePath,
+    GitUrl,
     RecipeModel,
     RelativeOrAbsolute,
     Requirement,
@@ -92,6 +93,22 @@ class Pip(RecipeModel):
     python: str = Field("python3", min_length=1, description="the interpreter that gets them")
     venv: SandboxPath | None = Field(None, description="a virtual environment that gets them; made if missing")
     index: Url | None = Field(None, description="the package index, instead of PyPI")
+
+
+class Git(RecipeModel):
+    """A repository at one commit, as the context's user has it."""
+
+    url: GitUrl = Field(description="https, ssh or git; or a path or file:// inside the sandbox")
+    commit: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="the whole id: what is built is this")
+    ref: str | None = Field(None, min_length=1, description="a branch or tag; it moves, so it cannot be cached")
+    to: RelativeOrAbsolute
+    depth: int = Field(1, ge=0, le=1_000_000, description="how many commits of history; 0: all")
+    submodules: bool = False
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether it is fetched from outside the sandbox."""
+        return not self.url.startswith(("/", "file://"))
 
 
 class Verify(RecipeModel):

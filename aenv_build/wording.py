@@ -35,6 +35,8 @@ def step_words(stage: Stage) -> str:
     if step.pip is not None:
         requirements = [f"-r {step.pip.requirements}"] if step.pip.requirements is not None else []
         return _short(f"pip {' '.join([*step.pip.packages, *requirements])}")
+    if step.git is not None:
+        return _short(f"git {(step.git.commit or '')[:12]} {step.git.url}")
     command = step.run or step.start
     words = command.command if command is not None else step.verify.run if step.verify is not None else ""
     text = words if isinstance(words, str) else shlex.join(words)

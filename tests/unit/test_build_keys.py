@@ -13,7 +13,7 @@ from aenv_build.keys import EXCLUSIONS, HostFacts
 from aenv_build.load import load
 from aenv_build.plan import Plan, make_plan
 from aenv_build.recipe import Step
-from aenv_build.verbs import Apt, Copy, Pip, Ready, Run, Verify
+from aenv_build.verbs import Apt, Copy, Git, Pip, Ready, Run, Verify
 from aenv_run.types import Architecture, Digest
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
@@ -30,6 +30,7 @@ steps:
   - {id: debs, apt: [git, curl]}
   - {id: wheels, pip: {packages: [six], requirements: req.txt}}
   - {id: check, verify: {run: "true"}}
+  - {id: clone, git: {url: "https://a.example/r", commit: "0123456789012345678901234567890123456789", to: /srv/r}}
   - {id: service, start: "serve", ready: {port: 80}}
 """
 
@@ -95,6 +96,8 @@ def relink(folder: Path) -> None:
         (edit("[git, curl]", "{packages: [git, curl], recommends: true}"), "debs"),
         (edit("packages: [six]", "packages: [six], venv: /opt/v"), "wheels"),
         (lambda folder: (folder / "req.txt").write_text("other"), "wheels"),
+        (edit('commit: "0', 'commit: "1'), "clone"),
+        (edit("to: /srv/r", "to: /srv/r, submodules: true"), "clone"),
         (edit("port: 80", "port: 81"), "service"),
         (edit("cpus: 1", "cpus: 2"), "service"),
     ],
@@ -103,7 +106,7 @@ def test_misses_from_the_changed_step_on(folder: Path, change: Callable[[Path], 
     before = keys(plan_of(folder))
     change(folder)
     after = keys(plan_of(folder))
-    order = ["base", "files", "work", "text", "debs", "wheels", "service"]
+    order = ["base", "files", "work", "text", "debs", "wheels", "clone", "service"]
     changed = [step for step in order if before[step] != after[step]]
     assert changed == order[order.index(first_miss) :]
 
@@ -156,6 +159,7 @@ def test_hits_on_touch_umask_and_clone(folder: Path, tmp_path_factory: pytest.Te
         edit("[git, curl]", "[curl, git, curl]"),
         edit("[git, curl]", "{packages: [git, curl], update: true}"),
         edit("to: /srv/t,", "to: /srv/./t, mode: '0644',"),
+        edit("to: /srv/r", "to: /srv/r/, depth: 1"),
         edit("name: keys", "name: other"),
         edit("{cpus: 1, ", "{cpus: 1, internet: false, "),
     ],
@@ -202,5 +206,6 @@ def _inputs_of(model: type) -> set[str]:
         Ready: Ready(port=1),
         Apt: Apt(packages=("git",)),
         Pip: Pip(packages=("six",)),
+        Git: Git(url="/srv/r", commit="0" * 40, to="/r"),
     }
     return set(fields(examples[model]))
