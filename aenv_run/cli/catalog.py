@@ -6,6 +6,7 @@ import click
 
 from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
 from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.catalog_diff import diff
 from aenv_run.cli.catalog_exchange import export_snapshot, import_snapshot
 from aenv_run.cli.catalog_graph import draw
 from aenv_run.cli.catalog_labels import label, search_entries
@@ -186,6 +187,7 @@ def remove(reference: str, everything: bool, as_json: bool) -> None:
 
 
 for command in (
+    diff,
     draw,
     export_snapshot,
     import_snapshot,
