@@ -25,6 +25,7 @@ from aenv_run.guest import Command, Guest
 from aenv_run.network.addressing import DNS
 from aenv_run.paths import Home
 from tests.contracts.machines import (
+    MACHINE,
     Bench,
     make_bench,
     make_driver,
@@ -374,3 +375,21 @@ async def test_machines_outlive_what_they_are_copied_from(gvisor: Bench) -> None
     finally:
         await machine.kill()
     await no_traces(lasting.directory)
+
+
+async def test_a_version_of_which_nothing_is_known_works_too(
+    home: Home, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What we know of some versions saves time; with any other its commands are run one after another."""
+    need_runsc()
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    runsc = programs / "runsc"
+    lines = ("#!/bin/sh", '[ "$1" = --version ] && exec echo "runsc version of-tomorrow"')
+    runsc.write_text("\n".join((*lines, f'exec {shutil.which("runsc")} "$@"', "")))
+    runsc.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    bench = await make_bench(make_driver("gvisor", home), home, tmp_path, "gvisor-other")
+    async with bench.child() as machine:
+        assert (await bench.driver.facts(MACHINE)).vmm_version == "of-tomorrow"
+        assert await sh(machine, "cat /seed") == "seed"

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,13 @@ def test_a_mark_holds_for_the_same_bytes_only(tmp_path: Path) -> None:
 def test_a_surprise_on_the_control_socket_is_no_success(tmp_path: Path, reply: bytes, understood: bool) -> None:
     path = str(tmp_path / "s")
     assert not gvisor_sentry.call(path, "Pause")
+    with kernel(path, "Pause", reply):
+        assert gvisor_sentry.call(path, "Pause") is understood
+
+
+@contextlib.contextmanager
+def kernel(path: str, method: str, reply: bytes) -> Iterator[None]:
+    """A sandbox's kernel that answers one call; what it is given to write into it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(1)
@@ -82,10 +91,40 @@ def test_a_surprise_on_the_control_socket_is_no_success(tmp_path: Path, reply: b
         def serve() -> None:
             connection, _ = listener.accept()
             with connection:
-                assert json.loads(connection.recv(4096))["method"] == "containerManager.Pause"
+                data, files, _, _ = socket.recv_fds(connection, 4096, 3)
+                assert json.loads(data)["method"] == f"containerManager.{method}"
+                for file in files:
+                    os.write(file, b"saved")
+                    os.close(file)
                 connection.sendall(reply)
 
         thread = threading.Thread(target=serve)
         thread.start()
-        assert gvisor_sentry.call(path, "Pause") is understood
+        yield
         thread.join()
+
+
+def test_a_checkpoint_is_written_by_the_kernel_or_told_why_not(tmp_path: Path) -> None:
+    path, target = str(tmp_path / "s"), tmp_path / "image"
+    target.mkdir()
+    with kernel(path, "Checkpoint", b'{"success":true,"err":"","result":{}}'):
+        assert gvisor_sentry.checkpoint(path, str(target)) == ""
+    assert {file.name: file.read_bytes() for file in target.iterdir()} == dict.fromkeys(
+        ("checkpoint.img", "pages_meta.img", "pages.img"), b"saved"
+    )
+    os.unlink(path)  # noqa: PTH108
+    other = tmp_path / "other"
+    other.mkdir()
+    with kernel(path, "Checkpoint", b'{"success":false,"err":"a deleted file is open"}'):
+        assert gvisor_sentry.checkpoint(path, str(other)) == "a deleted file is open"
+
+
+@pytest.mark.parametrize("reply", [b"", b"[]", b"nonsense"])
+def test_where_nothing_is_known_of_a_checkpoint_its_files_are_gone(tmp_path: Path, reply: bytes) -> None:
+    path, target = str(tmp_path / "s"), tmp_path / "image"
+    target.mkdir()
+    with pytest.raises(gvisor_sentry.NoAnswerError):
+        gvisor_sentry.checkpoint(path, str(target))
+    with kernel(path, "Checkpoint", reply), pytest.raises(gvisor_sentry.NoAnswerError):
+        gvisor_sentry.checkpoint(path, str(target))
+    assert list(target.iterdir()) == []
