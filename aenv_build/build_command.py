@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from aenv_build.arguments import about_a_recipe, at_a_place, parse_variables
 from aenv_build.cells import build_cells, require_all
@@ -28,7 +27,7 @@ from aenv_build.lent import Lent
 from aenv_build.load import load_cells
 from aenv_build.outcome import print_plans, print_result
 from aenv_build.prepare import prepare, this_architecture
-from aenv_build.progress import JsonLines, LiveTree, PlainLines
+from aenv_build.progress import JsonLines, PlainLines
 from aenv_build.secret_values import Secrets
 from aenv_build.workflow_commands import on_github
 from aenv_run.config import cache_limit_bytes, open_repository
@@ -194,5 +193,9 @@ def _progress(options: Options, stack: ExitStack) -> Sink:
     if options.events == "github" or (options.events == "auto" and on_github(os.environ)):
         return GithubLines(sys.stderr, os.environ, explain=options.explain)
     if options.events == "auto" and sys.stderr.isatty() and not options.plan_only:
+        from rich.console import Console
+
+        from aenv_build.live_tree import LiveTree
+
         return stack.enter_context(LiveTree(Console(stderr=True), explain=options.explain))
     return PlainLines(sys.stderr, explain=options.explain)

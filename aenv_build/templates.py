@@ -109,10 +109,11 @@ class Templates(SandboxedEnvironment):
     def rendered(self, text: str, **values: object) -> str:
         """The text with the values filled in, at most ``MAX_TEXT`` long."""
         try:
-            self._check(self.parse(text))
+            tree = self.parse(text)
+            self._check(tree)
             parts: list[str] = []
             length = 0
-            for part in self.from_string(text).generate(**values):
+            for part in self.from_string(tree).generate(**values):
                 length += len(part)
                 _bound(length)
                 parts.append(part)

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
-
 from aenv_build.bases.image_documents import MAX_DOCUMENT_BYTES
 from aenv_build.image_reference import ImageReference
 from aenv_run import process
@@ -150,6 +148,8 @@ class Skopeo:
     ) -> bytes:
         if shutil.which("skopeo") is None:
             raise MissingDependency("skopeo is not installed, which fetches images", fix="apt-get install skopeo")
+        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_exponential
+
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(_Passing),
             stop=stop_after_attempt(ATTEMPTS),

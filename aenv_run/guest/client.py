@@ -9,8 +9,8 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import httpx
 from pydantic import BaseModel
 
 from aenv_run.errors import (
@@ -27,6 +27,12 @@ from aenv_run.guest.connect import envelope, parse, raise_for_error, transport_f
 from aenv_run.guest.process import Ended, Process
 from aenv_run.guest.values import Command, CommandResult, EntryInfo, GuestInfo, Identity, ProcessInfo
 from aenv_run.guest.wire import CALL_TIMEOUT_S, STREAM_HEADERS, Empty, Wire
+from aenv_run.later import later
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = later("httpx")
 
 Sink = Callable[[bytes], None]
 

@@ -9,9 +9,8 @@ import json
 import struct
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import httpx
 from pydantic import BaseModel, ValidationError
 
 from aenv_run.errors import (
@@ -30,6 +29,12 @@ from aenv_run.errors import (
     Unauthenticated,
     Unsupported,
 )
+from aenv_run.later import later
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = later("httpx")
 
 M = TypeVar("M", bound=BaseModel)
 

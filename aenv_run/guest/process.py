@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterable, AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
-import httpx
 from pydantic import BaseModel, Field
 
 from aenv_run.errors import ProtocolError
 from aenv_run.guest.connect import messages, parse, transport_faults
+from aenv_run.later import later
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = later("httpx")
 
 Stream = Literal["stdout", "stderr", "pty"]
 

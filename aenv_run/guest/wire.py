@@ -5,13 +5,18 @@ from __future__ import annotations
 import base64
 from collections.abc import AsyncIterable, AsyncIterator
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
-import httpx
 from pydantic import BaseModel
 
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.guest.connect import parse, raise_for_error, transport_faults
+from aenv_run.later import later
+
+if TYPE_CHECKING:
+    import httpx
+else:
+    httpx = later("httpx")
 
 M = TypeVar("M", bound=BaseModel)
 #: Control calls answer in milliseconds; software emulation on a busy host needs far more.

@@ -15,25 +15,30 @@ import struct
 from collections.abc import Awaitable, Callable, Iterable
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
-
-import dns.asyncquery
-import dns.edns
-import dns.exception
-import dns.flags
-import dns.message
-import dns.name
-import dns.opcode
-import dns.rcode
-import dns.rdataclass
-import dns.rdatatype
-import dns.resolver
-import dns.reversename
-import dns.rrset
+from typing import TYPE_CHECKING
 
 from aenv_run.errors import AenvError
+from aenv_run.later import later
 from aenv_run.network.addressing import DNS
 from aenv_run.network.namespace import inside
 from aenv_run.network.policy import NEVER, PRIVATE, NameVerdict, NetworkPolicy
+
+if TYPE_CHECKING:
+    import dns.asyncquery
+    import dns.edns
+    import dns.exception
+    import dns.flags
+    import dns.message
+    import dns.name
+    import dns.opcode
+    import dns.rcode
+    import dns.rdataclass
+    import dns.rdatatype
+    import dns.resolver
+    import dns.reversename
+    import dns.rrset
+else:
+    dns = later("dns")
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +48,7 @@ MAX_CONNECTIONS = 16
 UPSTREAM_TIMEOUT_S = 4.0
 IDLE_TIMEOUT_S = 15.0
 UDP_SIZE = 1232  # what fits every path without fragments (DNS flag day 2020)
-BLOCKED = dns.edns.EDEOption(dns.edns.EDECode.BLOCKED, "denied by the sandbox's network policy")
+DENIED = "denied by the sandbox's network policy"
 
 #: Called before an answer of an admitted name is sent: (name, addresses, ttl in seconds) -> may it be sent.
 Admit = Callable[[str, tuple[IPv4Address, ...], int], Awaitable[bool]]
@@ -232,7 +237,7 @@ def _empty(query: dns.message.Message, code: dns.rcode.Rcode, *, blocked: bool =
     reply = dns.message.make_response(query, recursion_available=True)
     reply.set_rcode(code)
     if blocked and query.edns >= 0:
-        reply.use_edns(options=[BLOCKED], payload=UDP_SIZE)
+        reply.use_edns(options=[dns.edns.EDEOption(dns.edns.EDECode.BLOCKED, DENIED)], payload=UDP_SIZE)
     return reply
 
 

@@ -13,7 +13,8 @@ from rich.console import Console
 
 from aenv_build import events
 from aenv_build.command import command
-from aenv_build.progress import JsonLines, LiveTree, PlainLines
+from aenv_build.live_tree import LiveTree
+from aenv_build.progress import JsonLines, PlainLines
 from aenv_build.wording import seconds, size
 from aenv_run.errors import NotFound
 from aenv_run.types import SnapshotId
