@@ -16,6 +16,7 @@ import click
 from aenv_build.arguments import about_a_recipe, at_a_place, parse_variables
 from aenv_build.cells import build_cells, require_all
 from aenv_build.command import other_commands
+from aenv_build.elsewhere import Elsewhere
 from aenv_build.ending import Telling
 from aenv_build.events import Sink
 from aenv_build.execute import Workshop
@@ -32,6 +33,7 @@ from aenv_build.secret_values import Secrets
 from aenv_build.workflow_commands import on_github
 from aenv_run.config import cache_limit_bytes, open_repository
 from aenv_run.paths import Home
+from aenv_run.printable import printable
 
 EPILOG = """\b
 Examples:
@@ -66,6 +68,7 @@ class Options:
     secrets: tuple[str, ...]
     retries: int
     since: datetime | None
+    cache_from: tuple[str, ...]
 
 
 class _Plain(click.Command):
@@ -84,6 +87,9 @@ class _Plain(click.Command):
 )
 @click.option("--plan", "plan_only", is_flag=True, help="Print what would run; start nothing.")
 @click.option("--no-cache", is_flag=True, help="Run every step, and replace what the cache holds.")
+@click.option(
+    "--cache-from", multiple=True, metavar="URL", help="Another repository to copy results from; read only."
+)
 @click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
 @click.option(
     "--retry", "retries", type=click.IntRange(0, 10), default=0, help="Try a step that fails so often again."
@@ -124,12 +130,13 @@ def build_recipe(
     include_roots: tuple[Path, ...],
     retries: int,
     since: datetime | None,
+    cache_from: tuple[str, ...],
 ) -> None:
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
         recipe, parse_variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
-        repository, home, jobs, cells, include_roots, secrets, retries, since,
+        repository, home, jobs, cells, include_roots, secrets, retries, since, cache_from,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -151,9 +158,12 @@ async def _build(options: Options, telling: Telling) -> None:
     repository = open_repository(options.repository, options.home)
     selected, plans = await prepare(sources, options.driver, options.home, repository, lent)
     if options.plan_only:
-        ledger = Ledger(repository, fresh=options.no_cache)
+        elsewhere = Elsewhere.opened(options.cache_from, options.home)
+        ledger = Ledger(repository, fresh=options.no_cache, elsewhere=elsewhere)
         fresh = Freshness(datetime.now(UTC), options.since)
         known = [await asyncio.to_thread(look_up, plan, ledger, repository, fresh) for plan in plans]
+        for warning in elsewhere.warnings:
+            click.echo(f"warning: {printable(warning)}", err=True)
         print_plans(plans, known, options.home, explain=options.explain, as_json=options.as_json)
         return
     workshop = Workshop(
@@ -169,6 +179,7 @@ async def _build(options: Options, telling: Telling) -> None:
         parallel=options.jobs or os.cpu_count() or 1,
         retries=options.retries,
         since=options.since,
+        cache_from=options.cache_from,
         lent=lent,
         secrets=secrets,
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 from aenv_build import events
 from aenv_build.bases import make_base_disk
 from aenv_build.commit import Committer
+from aenv_build.elsewhere import Elsewhere
 from aenv_build.files import disk_limit
 from aenv_build.known import Freshness, look_up
 from aenv_build.ledger import BASE, Ledger, Notes
@@ -54,7 +55,7 @@ class Workshop:
     """What a build works with. ``machines``: as many at once as builds that share it may have together.
 
     ``retries``: of steps that do not say it themselves, with a pause that grows from ``retry_wait_s``. ``since``:
-    results that were made before do not count.
+    results that were made before do not count. ``cache_from``: other repositories to copy results from.
     """
 
     home: Home
@@ -71,6 +72,7 @@ class Workshop:
     retries: int = 0
     retry_wait_s: float = 1.0
     since: datetime | None = None
+    cache_from: tuple[str, ...] = ()
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     guests: GuestFactory = Guest
     lent: Lent = field(default_factory=Lent)
@@ -140,9 +142,13 @@ class _Run:
     def __init__(self, plan: Plan, workshop: Workshop, directory: Path) -> None:
         self._plan = plan
         self._shop = workshop
-        self._ledger = Ledger(workshop.repository, fresh=workshop.fresh, clock=workshop.clock)
+        self._elsewhere = Elsewhere.opened(workshop.cache_from, workshop.home, directory)
+        self._ledger = Ledger(
+            workshop.repository, fresh=workshop.fresh, clock=workshop.clock, elsewhere=self._elsewhere
+        )
         self._began = workshop.clock()
         self._too_old: Mapping[str, str] = {}
+        self._origins: Mapping[str, str] = {}
         self._notes = Notes.of(workshop.home, plan.source)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._network = StagingNetwork(workshop.home)
@@ -170,7 +176,7 @@ class _Run:
         self._refuse_memory_without_the_driver()
         freshness = Freshness(self._began, self._shop.since)
         known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
-        self._too_old = known.too_old
+        self._too_old, self._origins = known.too_old, known.origins
         self._snapshots.update(known.stages)
         if known.base is not None:
             self._snapshots[None] = known.base
@@ -184,6 +190,8 @@ class _Run:
         self.misses = len(schedule.needed) + (schedule.base_needed and known.base is None)
         self.hits = total - self.misses
         self._told.begin(total, self.hits, self._shop.driver.name, self._shop.why_driver)
+        for warning in self._elsewhere.warnings:
+            self._told.note(BASE, warning)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._base(schedule))
             for stage in self._plan.stages.values():
@@ -224,7 +232,7 @@ class _Run:
         what = base_words(self._plan)
         if None in self._snapshots or not schedule.base_needed:
             kept = self._snapshots.get(None)
-            self._told.hit(BASE, 1, what, "cached" if kept else "not needed", kept)
+            self._told.hit(BASE, 1, what, self._where(BASE, kept), kept)
         else:
             why = self._why(BASE)
             async with self._told.measured(BASE, 1, what, why) as result, self._locked(self._plan.base.key, BASE):
@@ -248,7 +256,7 @@ class _Run:
         elif stage.id not in schedule.needed:
             kept = self._snapshots.get(stage.id)
             what, position = step_words(stage), self._positions[stage.id]
-            self._told.hit(stage.id, position, what, "cached" if kept else "not needed", kept)
+            self._told.hit(stage.id, position, what, self._where(stage.id, kept), kept)
         else:
             await self._wait_for(stage)
             await self._work_on(stage, schedule)
@@ -440,6 +448,11 @@ class _Run:
             )
 
     # -- small things --------------------------------------------------------------------------------------
+
+    def _where(self, step: str, kept: Snapshot | None) -> str:
+        if kept is None:
+            return "not needed"
+        return f"cached, copied from {self._origins[step]}" if step in self._origins else "cached"
 
     def _why(self, step: str) -> str:
         if self._shop.fresh:

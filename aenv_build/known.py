@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from aenv_build.ledger import BASE, Kept, Ledger
+from aenv_build.elsewhere import Kept
+from aenv_build.ledger import BASE, Ledger
 from aenv_build.plan import Plan, Stage
 from aenv_build.recipe_values import seconds_of
 from aenv_build.schedule import copied_from, state_of, state_parent
@@ -18,12 +19,16 @@ from aenv_run.snapshot import Snapshot
 
 @dataclass(frozen=True)
 class Known:
-    """What the ledger has of a plan. ``too_old``: by step, why a result that exists does not count."""
+    """What the ledger has of a plan. ``too_old``: by step, why a result that exists does not count.
+
+    ``origins``: by step, the other repository that has it, or from which it was just copied.
+    """
 
     base: Snapshot | None
     stages: dict[str, Snapshot]
     outputs: dict[int, Snapshot]
     too_old: dict[str, str] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,8 @@ class _Looking:
                 outputs[position] = kept.snapshot
         stages = {step: kept.snapshot for step, kept in self._kept.items() if step is not None}
         too_old = {step or BASE: why for step, why in self._too_old.items()}
-        return Known(base, stages, outputs, too_old)
+        origins = {step or BASE: kept.origin for step, kept in self._kept.items() if kept.origin}
+        return Known(base, stages, outputs, too_old, origins)
 
     def _base(self) -> Snapshot | None:
         if self._plan.base.snapshot is not None:

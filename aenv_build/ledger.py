@@ -6,13 +6,14 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
+from aenv_build.elsewhere import Elsewhere, Kept, KeptResult
 from aenv_build.keys import Inputs
 from aenv_build.load import Source
 from aenv_build.matrix import Cell
@@ -22,26 +23,11 @@ from aenv_run.errors import NotFound
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
-from aenv_run.types import Model, Name, SnapshotId, StageKey
+from aenv_run.types import Model, Name, StageKey
 
 BASE = "base"
 #: How many characters of a digest people are shown.
 SHORT_DIGEST = len("sha256:") + 12
-
-
-class KeptResult(Model):
-    """The record at refs/stages/<key> and refs/outputs/<key>. Of a verify: the snapshot that it held for."""
-
-    snapshot_id: SnapshotId
-    at: datetime | None = Field(None, description="when; absent in records of older builders")
-
-
-@dataclass(frozen=True)
-class Kept:
-    """A result and when it was made."""
-
-    snapshot: Snapshot
-    at: datetime
 
 
 class Ledger:
@@ -53,8 +39,10 @@ class Ledger:
         *,
         fresh: bool = False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+        elsewhere: Elsewhere | None = None,
     ) -> None:
         self._repository = repository
+        self._elsewhere = elsewhere
         self._fresh = fresh
         self._clock = clock
 
@@ -63,13 +51,16 @@ class Ledger:
         if self._fresh:
             return None
         kept = self._repository.recall(kind, key, KeptResult)
-        if kept is None:
+        with suppress(NotFound):
+            if kept is not None:
+                return kept.of(self._repository.snapshot(kept.snapshot_id))
+        if self._elsewhere is None or (found := self._elsewhere.bring(self._repository, kind, key)) is None:
             return None
-        try:
-            snapshot = self._repository.snapshot(kept.snapshot_id)
-        except NotFound:
-            return None
-        return Kept(snapshot, kept.at or _made_at(snapshot))
+        if self._elsewhere.copies:
+            if kept is not None:  # a record that outlived its snapshot
+                self._repository.forget(kind, key)
+            self._repository.record(kind, key, KeptResult(snapshot_id=found.snapshot.id, at=found.at))
+        return found
 
     def keep(self, kind: str, key: StageKey, snapshot: Snapshot, *, replace: bool = False) -> Snapshot:
         """Record it; of two builders one wins and both go on with that one's. ``replace`` what is too old."""
@@ -85,13 +76,6 @@ class Ledger:
             self._repository.forget(kind, key)
             self._repository.record(kind, key, mine)
             return snapshot
-
-
-def _made_at(snapshot: Snapshot) -> datetime:
-    try:
-        return datetime.fromisoformat(snapshot.provenance.created_at)
-    except ValueError:
-        return datetime.min.replace(tzinfo=UTC)  # unknown counts as old
 
 
 class _Notes(Model):

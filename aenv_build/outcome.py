@@ -57,7 +57,7 @@ def _plan(plan: Plan, known: Known, home: Home) -> _Told:
         hit = stage.id in known.stages
         rows.append((stage.id, step_words(stage), stage.parent or BASE, hit, stage.inputs))
     reasons = {
-        step: "hit" if hit else f"miss, {known.too_old.get(step) or notes.why_missed(step, inputs)}"
+        step: _hit(known, step) if hit else f"miss, {known.too_old.get(step) or notes.why_missed(step, inputs)}"
         for step, _, _, hit, inputs in rows
     }
     no_work = {stage.id for stage in plan.stages.values() if not stage.makes_state and stage.step.verb != "verify"}
@@ -72,6 +72,10 @@ def _plan(plan: Plan, known: Known, home: Home) -> _Told:
     cell = plan.source.cell.values
     told = _Told(recipe=plan.source.recipe.name, stages=stages, outputs=outputs)
     return _Told(recipe=told["recipe"], cell=cell, stages=stages, outputs=outputs) if cell else told
+
+
+def _hit(known: Known, step: str) -> str:
+    return f"hit, in {known.origins[step]}" if step in known.origins else "hit"
 
 
 def _print_rows(plan: Plan, rows: Sequence[_Row], *, explain: bool) -> None:
