@@ -4,7 +4,7 @@ SHELL := /bin/bash
 python := .venv/bin/python
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help setup demo test lint soak bench bench-density clean
+.PHONY: help setup demo test lint soak bench bench-density recipes clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -37,6 +37,9 @@ bench: setup ## set up, then measure each driver beside its bare engine: launch,
 
 bench-density: setup ## set up, then start sandboxes of one snapshot until 64 run or memory says stop
 	@$(python) -m tests.perf.density
+
+recipes: setup ## set up, then build every ready recipe from nothing, launch it and check it; goes on where it ended
+	@$(python) -m tests.perf.recipes
 
 clean: ## remove all that was built in this checkout (system packages and AENV_HOME stay)
 	rm -rf .venv build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
