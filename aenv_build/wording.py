@@ -37,6 +37,8 @@ def step_words(stage: Stage) -> str:
         return _short(f"pip {' '.join([*step.pip.packages, *requirements])}")
     if step.git is not None:
         return _short(f"git {(step.git.commit or '')[:12]} {step.git.url}")
+    if not stage.makes_state and step.verify is None:
+        return _short(f"{step.verb} {' '.join(step.env or ()) or step.workdir or step.user}")
     command = step.run or step.start
     words = command.command if command is not None else step.verify.run if step.verify is not None else ""
     text = words if isinstance(words, str) else shlex.join(words)

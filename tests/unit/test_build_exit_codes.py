@@ -14,6 +14,7 @@ import pytest
 
 from aenv_build import events
 from aenv_build.bases import make_base_disk
+from aenv_build.command import command
 from aenv_run.errors import AenvError, BaseUnavailable, NoSpace, all_errors
 from aenv_run.types import Architecture
 from tests.unit.node_site import Site, make_site
@@ -30,10 +31,11 @@ def documented() -> set[int]:
     return {int(code) for row in re.findall(r"^\| ([0-9, ]+) \|", table, re.MULTILINE) for code in row.split(",")}
 
 
-def command(*arguments: str | Path, home: Path) -> int:
-    """The exit code of the real command."""
-    argv = [sys.executable, "-m", "aenv_build.cli", *map(str, arguments), "--home", str(home)]
-    return subprocess.run(argv, cwd=ROOT, capture_output=True, check=False).returncode
+def code_of_command(*arguments: str | Path, home: Path) -> int:
+    """Of the error that ends it; ``main`` exits with that."""
+    with pytest.raises(AenvError) as caught:
+        command([*map(str, arguments), "--home", str(home)], standalone_mode=False)
+    return caught.value.exit_code
 
 
 @pytest.fixture
@@ -55,10 +57,11 @@ def test_each_documented_code_is_that_of_an_error_and_is_tested_here() -> None:
 def test_wrong_words_and_what_does_not_exist(tmp_path: Path) -> None:
     home = tmp_path / "home"
     recipe = write(tmp_path, STEPS)
-    assert command(recipe, home=home) == 66  # the base's snapshot
-    assert command(tmp_path / "none.yaml", home=home) == 66
-    assert command(recipe, "--no-such-option", home=home) == 64
-    assert command(write(tmp_path, STEPS + "step: []\n"), home=home) == 64
+    assert code_of_command(recipe, home=home) == 66  # the base's snapshot
+    assert code_of_command(tmp_path / "none.yaml", home=home) == 66
+    assert code_of_command(write(tmp_path, STEPS + "step: []\n"), home=home) == 64
+    argv = [sys.executable, "-m", "aenv_build.cli", str(recipe), "--no-such-option"]
+    assert subprocess.run(argv, cwd=ROOT, capture_output=True, check=False).returncode == 64
 
 
 async def test_built_and_failed(site: Site, tmp_path: Path) -> None:

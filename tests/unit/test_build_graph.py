@@ -53,7 +53,7 @@ def test_every_step_edge_and_output_is_there(site: Site, recipe: Path) -> None:
         's0[("base<br/>snapshot tiny")]:::hit',
         's1["deps<br/>run install"]:::plain',
         's2["app<br/>run compile"]:::failed',
-        's3["where<br/>workdir"]:::plain',
+        's3["where<br/>workdir /srv"]:::plain',
         's4["side<br/>copy app:/a -#62; /b"]:::plain',
         's5{{"tests<br/>verify check"}}:::plain',
         "s0 --> s1",
