@@ -26,7 +26,9 @@ from aenv_build.known import Freshness, look_up, parse_since
 from aenv_build.ledger import Ledger
 from aenv_build.lent import Lent
 from aenv_build.load import load_cells
+from aenv_build.lock import read_lock, require_same
 from aenv_build.outcome import print_plans, print_result
+from aenv_build.pins import pins_today
 from aenv_build.prepare import prepare, this_architecture
 from aenv_build.progress import JsonLines, PlainLines
 from aenv_build.secret_values import Secrets
@@ -69,6 +71,7 @@ class Options:
     retries: int
     since: datetime | None
     cache_from: tuple[str, ...]
+    locked: bool
 
 
 class _Plain(click.Command):
@@ -90,6 +93,7 @@ class _Plain(click.Command):
 @click.option(
     "--cache-from", multiple=True, metavar="URL", help="Another repository to copy results from; read only."
 )
+@click.option("--locked", is_flag=True, help="Refuse to build when recipe.lock is not what names mean today.")
 @click.option("--explain", is_flag=True, help="Say for each step why it is a hit or a miss.")
 @click.option(
     "--retry", "retries", type=click.IntRange(0, 10), default=0, help="Try a step that fails so often again."
@@ -131,12 +135,13 @@ def build_recipe(
     retries: int,
     since: datetime | None,
     cache_from: tuple[str, ...],
+    locked: bool,
 ) -> None:
     """Build RECIPE: run its steps in staging machines and commit named snapshots."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     options = Options(
         recipe, parse_variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
-        repository, home, jobs, cells, include_roots, secrets, retries, since, cache_from,
+        repository, home, jobs, cells, include_roots, secrets, retries, since, cache_from, locked,
     )  # fmt: skip
     asyncio.run(_main(options))
 
@@ -156,7 +161,10 @@ async def _build(options: Options, telling: Telling) -> None:
     names = {name for source in sources for name in source.recipe.secrets}
     lent, secrets = Lent.read(), Secrets.read(options.secrets, names)
     repository = open_repository(options.repository, options.home)
-    selected, plans = await prepare(sources, options.driver, options.home, repository, lent)
+    lock = read_lock(options.recipe)
+    if options.locked:
+        require_same(options.recipe, lock, await pins_today(sources, options.home, repository))
+    selected, plans = await prepare(sources, options.driver, options.home, repository, lent, lock)
     if options.plan_only:
         elsewhere = Elsewhere.opened(options.cache_from, options.home)
         ledger = Ledger(repository, fresh=options.no_cache, elsewhere=elsewhere)

@@ -20,6 +20,7 @@ PLAIN = "build"
 #: Name -> (module, attribute, line of `aenv-build --help`), in the order that help shows them.
 COMMANDS: dict[str, tuple[str, str, str]] = {
     PLAIN: ("build_command", "build_recipe", "build a recipe; the word may be left out"),
+    "lock": ("lock_command", "lock_recipe", "write down what a recipe's moving names mean today"),
     "graph": ("graph_command", "draw", "draw a recipe's steps: Mermaid, DOT or SVG"),
 }
 _OWN_OPTIONS = ("--version",)

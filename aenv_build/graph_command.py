@@ -13,6 +13,7 @@ from aenv_build.known import Known, look_up
 from aenv_build.ledger import BASE, Ledger
 from aenv_build.lent import Lent
 from aenv_build.load import load_cells
+from aenv_build.lock import read_lock
 from aenv_build.picture import State, dot, drawing_of, mermaid, output_key
 from aenv_build.plan import Plan
 from aenv_build.prepare import prepare
@@ -78,7 +79,7 @@ async def _draw(
 ) -> bytes:
     sources = load_cells(recipe, variables, wanted=cells, roots=roots)
     repository = open_repository(url, home)
-    _, plans = await prepare(sources, driver, home, repository, Lent.read())
+    _, plans = await prepare(sources, driver, home, repository, Lent.read(), read_lock(recipe))
     ledger = Ledger(repository)
     known = [await asyncio.to_thread(look_up, plan, ledger, repository) for plan in plans]
     pictures = [(drawing_of(plan), states_of(plan, found)) for plan, found in zip(plans, known, strict=True)]

@@ -37,6 +37,11 @@ class ImageReference:
         first, slash, _ = self.place.partition("/")
         return first if slash and (re.search(r"[.:]", first) or first == "localhost") else "docker.io"
 
+    def pinned(self, digest: Digest) -> ImageReference:
+        """The same, bound to that digest. In a file the name stays: it says which image the digest is of."""
+        tag = None if self.transport == "docker" else self.tag
+        return ImageReference(self.text, self.transport, self.place, tag, digest)
+
     def at(self, folder: Path) -> ImageReference:
         """The same with its path made absolute; a registry's stays as it is."""
         if self.transport == "docker":

@@ -18,7 +18,7 @@ from aenv_build.verbs import FromStep, Run, Verify
 from aenv_run.errors import AenvError, Unsupported
 from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
-from aenv_run.types import Context, MachineSpec, Name, SnapshotId, StageKey
+from aenv_run.types import Context, Digest, MachineSpec, Name, SnapshotId, StageKey
 
 DEFAULT_MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=4096)
 
@@ -36,6 +36,7 @@ class BaseStage:
     depth: int = 1
     image: ResolvedImage | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    release: Digest | None = None
 
     @property
     def key(self) -> StageKey:
@@ -117,15 +118,16 @@ def make_plan(
     base_snapshot: Snapshot | None = None,
     image: ResolvedImage | None = None,
     readings: Readings | None = None,
+    release: Digest | None = None,
 ) -> Plan:
     """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing.
 
     ``base_snapshot`` and ``image`` are what the recipe's base of that kind is today; ``readings`` are shared by
-    the plans of one recipe's cells.
+    the plans of one recipe's cells. ``release``: the state of a package archive that the recipe is locked to.
     """
     machine = machine_of(source, base_snapshot)
     readings = readings or Readings()
-    base = _base(source, facts, machine, base_snapshot, image, readings)
+    base = _base(source, facts, machine, base_snapshot, image, readings, release)
     graph = Graph(source)
     planner = _Planner(source, facts, machine, base, readings)
     stages: dict[str, Stage] = {}
@@ -383,6 +385,7 @@ def _base(
     snapshot: Snapshot | None,
     image: ResolvedImage | None,
     readings: Readings,
+    release: Digest | None,
 ) -> BaseStage:
     base = source.recipe.base
     context = snapshot.context if snapshot else image.context if image else Context()
@@ -399,7 +402,9 @@ def _base(
     if base.debootstrap is not None:
         values = fields(base.debootstrap)
         values["packages"] = sorted(set(base.debootstrap.packages))
-        return BaseStage(inputs("base/debootstrap", 1, **common, **values), context)
+        if release is not None:  # without a lock, the key is that of before there were any
+            values["release"] = release
+        return BaseStage(inputs("base/debootstrap", 1, **common, **values), context, release=release)
     assert base.archive is not None
     path = source.folder / base.archive
     if not path.is_file():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from aenv_build.bases.archive import unpack_archive
 from aenv_build.bases.debootstrap import bootstrap
 from aenv_build.bases.image import make_image_tree
+from aenv_build.bases.release import require_release
 from aenv_run import disk
 from aenv_run.types import Architecture
 
@@ -28,6 +29,8 @@ async def make_base_disk(plan: Plan, architecture: Architecture, directory: Path
         if plan.base.image is not None:
             await make_image_tree(plan.base.image, directory / "image", tree, disk_mib=disk_mib)
         elif base.debootstrap is not None:
+            if plan.base.release is not None:
+                await require_release(base.debootstrap, plan.base.release)
             archive = directory / "base.tar"
             await bootstrap(base.debootstrap, architecture, archive)
             await unpack_archive(archive, tree, disk_mib=disk_mib)

@@ -95,6 +95,13 @@ class ImageSource:
             fix="name a container image",
         )
 
+    async def digest(self) -> Digest:
+        """Of the document that the name means today, which pins it: of an index, for all its architectures."""
+        self.kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.reference.pin is not None:
+            return self.reference.pin
+        return digest_bytes(await self._first())
+
     def _require_small(self, image: ResolvedImage) -> ResolvedImage:
         """A snapshot keeps the labels and the environment: they must fit in its manifest."""
         if len(json.dumps([image.labels, image.context.env])) > MAX_KEPT_BYTES:
