@@ -44,6 +44,14 @@ def directories(name: str) -> tuple[Path, ...]:
     return tuple(found)
 
 
+def set_memory_limit(groups: tuple[Path, ...], limit_bytes: int) -> None:
+    """Replace the limit that the container's configuration gave the group."""
+    name = "memory.max" if is_unified() else "memory.limit_in_bytes"
+    for group in groups:
+        if is_unified() or ROOT / "memory" in group.parents:
+            (group / name).write_text(str(limit_bytes))
+
+
 def out_of_memory_file(groups: tuple[Path, ...]) -> Path | None:
     """A file with a line ``oom_kill N``."""
     if is_unified():

@@ -210,6 +210,20 @@ async def test_a_broken_image_leaves_nothing(gvisor: Bench) -> None:
 # --- limits and the end ----------------------------------------------------------------------------------------
 
 
+async def test_its_own_kernel_has_memory_beside_the_guest_s(gvisor: Bench) -> None:
+    """It grows by what comes and goes in the guest, which is told of its own memory alone."""
+    async with gvisor.child() as machine:
+        total_kib = int(await sh(machine, "busybox awk '/MemTotal/ {print $2}' /proc/meminfo"))
+        assert total_kib <= MACHINE.memory_mib << 10
+        name = "memory.max" if is_unified() else "memory.limit_in_bytes"
+        (limit,) = (int((group / name).read_text()) for group in groups_of(machine) if (group / name).exists())
+        assert limit >= (MACHINE.memory_mib + 166) << 20
+
+
+def groups_of(machine: Machine) -> tuple[Path, ...]:
+    return directories(name_of(machine.directory.absolute()))
+
+
 async def test_out_of_memory_ends_the_sandbox_and_says_so(gvisor: Bench) -> None:
     spec = gvisor.restored()
     async with gvisor.running(spec) as machine:
