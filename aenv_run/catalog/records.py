@@ -15,8 +15,9 @@ from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
 MAX_VERSION = 10**9 - 1
 #: How often a publisher or a tagger that lost a race tries again before it gives up.
 RACE_TRIES = 100
-#: A tag's record holds its last moves, fewer than twice as many as a page; the older ones are in pages.
-PAGE_MOVES = 64
+#: A tag's record holds its last moves, fewer than twice as many as a page, since every launch by a tag reads it;
+#: the older ones are in pages. No record or page of any version of aenv holds more than ``MAX_MOVES``.
+PAGE_MOVES, MAX_MOVES = 16, 256
 MAX_ACTOR = 64
 #: The last part of a page's key.
 FIRST_MOVE = re.compile(r"[1-9][0-9]{0,8}")
@@ -74,7 +75,7 @@ class TagRecord(Model):
 
     format: Literal["aenv.tag/1", "aenv.tag/2"] = "aenv.tag/2"
     version: int | None = Field(ge=1, le=MAX_VERSION)
-    moves: tuple[Move, ...] = Field((), max_length=2 * PAGE_MOVES, description="the last ones, oldest first")
+    moves: tuple[Move, ...] = Field((), max_length=MAX_MOVES, description="the last ones, oldest first")
 
     @model_validator(mode="after")
     def _of_its_format(self) -> Self:
@@ -90,7 +91,7 @@ class MovesPage(Model):
     """Content of ``refs/moves/<name>/<tag>/<number of the first>``: older moves of a tag, never changed."""
 
     format: Literal["aenv.moves/1"] = "aenv.moves/1"
-    moves: tuple[Move, ...] = Field(min_length=1, max_length=2 * PAGE_MOVES)
+    moves: tuple[Move, ...] = Field(min_length=1, max_length=MAX_MOVES)
 
     @model_validator(mode="after")
     def _in_order(self) -> Self:
