@@ -26,6 +26,13 @@ def main(root: Path, scratch: Path, seed: int) -> None:
         print("committed", snapshot.id, flush=True)
         version = catalog.publish(Name("loop"), snapshot.id, [Tag("latest")])
         print("published", version, snapshot.id, flush=True)
+        catalog.label(Name("loop"), version, {"seed": str(seed)})
+        if version % 3 == 0:
+            catalog.promote(Name("loop"), Tag("stable"), version)
+            print("promoted", version, flush=True)
+        if version % 9 == 0:
+            move = catalog.rollback(Name("loop"), Tag("stable"))
+            print("rolled back", move.to_version, flush=True)
         if version % 7 == 3:
             catalog.remove(Name("loop"), version)
             print("removed", version, flush=True)

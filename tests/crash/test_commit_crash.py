@@ -192,9 +192,19 @@ def test_processes_killed_at_random_moments(tmp_path: Path) -> None:
         assert not report.problems, f"seed {seed}, turn {turn}"
         for version, id in published.items():
             assert catalog.resolve(f"loop:{version}").snapshot_id == id, f"seed {seed}, turn {turn}"
+        for tag in (LATEST, STABLE):
+            one_chain(catalog, tag)
     assert check(repository).counts["snapshots"] > 0
     last = commit(repository, scratch, b"afterwards")
     assert catalog.publish(Name("loop"), last.id) > max(published, default=0)
+
+
+def one_chain(catalog: Catalog, tag: Tag) -> None:
+    """Every move of the tag is there and begins where the one before ended; the last one led to where it is."""
+    moves = list(catalog.tag_log.moves(Name("loop"), tag))[::-1]
+    assert [move.number for move in moves] == list(range(1, len(moves) + 1))
+    assert [move.from_version for move in moves] == [None, *(move.to_version for move in moves)][:-1]
+    assert catalog.tag_log.read(Name("loop"), tag) == (moves[-1].to_version if moves else None)
 
 
 def killed_committer(root: Path, scratch: Path, seed: int, seconds: float) -> list[str]:

@@ -167,6 +167,25 @@ async def test_build_then_cache(place: Path) -> None:
     assert "two" in plan.out and "miss, changed: run" in plan.out and "the state it starts from" in plan.out
 
 
+async def test_one_recipe_is_one_snapshot_in_every_repository(place: Path) -> None:
+    """Where and when it was built is in the version's record, so what has equal bytes has one id."""
+    text = RECIPE[: RECIPE.index("steps:")] + "steps: [{id: there, workdir: /srv}]\n"
+    recipe = place / "same.yaml"
+    recipe.write_text(text.replace("name: tiny", "name: same"))
+    ids = set()
+    for home in (place / "h2", place / "h3"):
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "aenv_build.cli", str(recipe), "--home", str(home), "--json",
+            stdout=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        ids.add(json.loads(out)["outputs"][0]["snapshot_id"])
+        (entry,) = Catalog(open_repository(None, Home(home))).entries()
+        assert entry.built is not None and entry.built.host and entry.built.at
+    assert len(ids) == 1
+
+
 async def test_failures_say_what_and_how(place: Path) -> None:
     """A failed step keeps what is done before it, names nothing, and with --keep leaves its state to enter."""
     text = RECIPE.replace("name: tiny", "name: broken").replace("echo 2 > /srv/two", "echo why; false")
