@@ -1,4 +1,4 @@
-"""git: the command in the sandbox that a pinned checkout stands for."""
+"""git: the command in the sandbox that a checkout stands for."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from aenv_build.install import Installation
 from aenv_build.verbs import Git
 
 _CLONE = """
-url=$1 wanted=$2 to=$3 depth=$4 submodules=$5
+limit=
+url=$1 wanted=$2 to=$3 depth=$4 submodules=$5 pinned=$6
 command -v git >/dev/null || {
     echo "there is no git: install it first, such as apt: [git, ca-certificates]" >&2; exit 127
 }
@@ -18,8 +19,12 @@ mkdir -p "$to"
 cd "$to"
 git init -q .
 git remote add origin "$url"
+[ "$depth" = 0 ] || limit="--depth $depth"
+if [ "$pinned" = false ]; then
+    git fetch -q --no-tags $limit origin "$wanted"
+    wanted=$(git rev-parse 'FETCH_HEAD^{commit}')
 # Not every server gives a commit by its id: then all branches and tags are fetched.
-if [ "$depth" = 0 ] || ! git fetch -q --no-tags --depth "$depth" origin "$wanted"; then
+elif [ -z "$limit" ] || ! git fetch -q --no-tags $limit origin "$wanted"; then
     git fetch -q --tags origin '+refs/heads/*:refs/remotes/origin/*'
 fi
 git checkout -q --detach "$wanted"
@@ -41,5 +46,6 @@ def git(step: Git, to: str, secrets: Sequence[str]) -> Installation:
     for number, (key, value) in enumerate(settings.items()):
         env |= {f"GIT_CONFIG_KEY_{number}": key, f"GIT_CONFIG_VALUE_{number}": value}
     submodules = "true" if step.submodules else "false"
-    argv = ("sh", "-ec", _CLONE, "git", step.url, step.commit or "", to, str(step.depth), submodules)
+    wanted, pinned = (step.commit, "true") if step.commit is not None else (step.ref or "", "false")
+    argv = ("sh", "-ec", _CLONE, "git", step.url, wanted, to, str(step.depth), submodules, pinned)
     return Installation(argv, env)

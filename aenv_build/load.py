@@ -15,7 +15,7 @@ from aenv_build.fragments import read_recipe
 from aenv_build.matrix import Cell, cells_of, chosen
 from aenv_build.recipe import Base, Recipe, Step
 from aenv_build.render import render
-from aenv_build.verbs import Git, Write
+from aenv_build.verbs import Write
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, InvalidInput, RecipeError
 from aenv_run.types import Digest
@@ -168,7 +168,7 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
                 raise document.error((*where, key), f"a step with '{step.verb}' takes no {key}", key=True)
         _check_secrets(document, recipe, index, step)
         if step.git is not None:
-            _check_pinned(document, index, step.git)
+            _check_pinned(document, index, step)
         if step.pip and not step.pip.packages and step.pip.requirements is None:
             raise document.error((*where, "pip"), "pip takes packages, requirements, or both")
         if step.write and isinstance(step.write, Write) and step.write.mode and step.write.executable:
@@ -179,15 +179,16 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             )
 
 
-def _check_pinned(document: Document, index: int, git: Git) -> None:
-    where: Where = ("steps", index, "git")
+def _check_pinned(document: Document, index: int, step: Step) -> None:
+    git, where = step.git, ("steps", index, "git")
+    assert git is not None
     if (git.commit is None) == (git.ref is None):
         raise document.error(where, "git takes exactly one of commit, ref")
-    if git.ref is not None:
+    if git.ref is not None and step.ttl is None and step.salt is None:
         raise document.error(
             (*where, "ref"),
-            f"{git.ref!r} moves, and the cache would not see it: pin a commit",
-            fix=f"write commit: and the 40 digits that 'git ls-remote {git.url} {git.ref}' prints",
+            f"{git.ref!r} moves, and the cache would not see it: pin a commit, or say how long it holds",
+            fix=f"write commit: and the 40 digits of 'git ls-remote {git.url} {git.ref}', or ttl or salt",
             key=True,
         )
 

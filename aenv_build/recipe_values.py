@@ -163,6 +163,7 @@ Requirement = Annotated[str, AfterValidator(_requirement)]
 AptPackage = Annotated[
     str, AfterValidator(_apt_package), WithJsonSchema({"type": "string", "pattern": _APT_PACKAGE})
 ]
+GitRef = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}$")]
 GitUrl = Annotated[str, AfterValidator(_git_url)]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]

@@ -12,6 +12,7 @@ from aenv_build.recipe_values import (
     Env,
     FileMode,
     FilePath,
+    GitRef,
     GitUrl,
     RecipeModel,
     RelativeOrAbsolute,
@@ -100,7 +101,7 @@ class Git(RecipeModel):
 
     url: GitUrl = Field(description="https, ssh or git; or a path or file:// inside the sandbox")
     commit: str | None = Field(None, pattern=r"^[0-9a-f]{40}$", description="the whole id: what is built is this")
-    ref: str | None = Field(None, min_length=1, description="a branch or tag; it moves, so it cannot be cached")
+    ref: GitRef | None = Field(None, description="a branch or tag; it moves, so the step says ttl or salt")
     to: RelativeOrAbsolute
     depth: int = Field(1, ge=0, le=1_000_000, description="how many commits of history; 0: all")
     submodules: bool = False

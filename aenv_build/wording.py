@@ -36,7 +36,7 @@ def step_words(stage: Stage) -> str:
         requirements = [f"-r {step.pip.requirements}"] if step.pip.requirements is not None else []
         return _short(f"pip {' '.join([*step.pip.packages, *requirements])}")
     if step.git is not None:
-        return _short(f"git {(step.git.commit or '')[:12]} {step.git.url}")
+        return _short(f"git {(step.git.ref or step.git.commit or '')[:12]} {step.git.url}")
     if not stage.makes_state and step.verify is None:
         return _short(f"{step.verb} {' '.join(step.env or ()) or step.workdir or step.user}")
     command = step.run or step.start

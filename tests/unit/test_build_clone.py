@@ -76,6 +76,13 @@ def test_what_is_no_such_commit_fails(origin: Path, tmp_path: Path) -> None:
     assert done.returncode == 1 and "is there and not empty" in done.stderr
 
 
+@pytest.mark.parametrize(("ref", "content"), [("main", "2"), ("v0", "0")])
+def test_a_branch_or_tag_as_it_is_today(origin: Path, tmp_path: Path, ref: str, content: str) -> None:
+    work = clone.git(Git(url=f"file://{origin}", ref=ref, to="/x"), str(tmp_path / "c"), [])
+    done = subprocess.run(work.argv, env={**ENV, **work.env}, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and (tmp_path / "c/file").read_text() == content, done.stderr
+
+
 def test_a_secret_is_the_password_of_its_host_alone(tmp_path: Path) -> None:
     step = Git(url="https://a.example:8/r", commit="0" * 40, to="/r")
     env = {**clone.git(step, "/r", ["TOKEN"]).env, "TOKEN": "s3cret-value"}
