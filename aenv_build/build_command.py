@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 
 from aenv_build.arguments import about_a_recipe, at_a_place, parse_variables
+from aenv_build.cache_mounts import mount_limit_bytes
 from aenv_build.cells import build_cells, require_all
 from aenv_build.command import other_commands
 from aenv_build.elsewhere import Elsewhere
@@ -188,6 +189,7 @@ async def _build(options: Options, telling: Telling) -> None:
         retries=options.retries,
         since=options.since,
         cache_from=options.cache_from,
+        mount_limit_bytes=mount_limit_bytes(),
         lent=lent,
         secrets=secrets,
     )

@@ -22,6 +22,7 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
     PLAIN: ("build_command", "build_recipe", "build a recipe; the word may be left out"),
     "lock": ("lock_command", "lock_recipe", "write down what a recipe's moving names mean today"),
     "graph": ("graph_command", "draw", "draw a recipe's steps: Mermaid, DOT or SVG"),
+    "cache": ("cache_command", "cache", "show or empty what steps keep between builds"),
 }
 _OWN_OPTIONS = ("--version",)
 

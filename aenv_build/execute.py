@@ -14,6 +14,8 @@ from pathlib import Path
 
 from aenv_build import events
 from aenv_build.bases import make_base_disk
+from aenv_build.cache_mounts import DEFAULT_LIMIT_BYTES as MOUNT_LIMIT_BYTES
+from aenv_build.cache_mounts import Mounts, MountStore
 from aenv_build.commit import Committer
 from aenv_build.elsewhere import Elsewhere
 from aenv_build.files import disk_limit
@@ -75,6 +77,7 @@ class Workshop:
     cache_from: tuple[str, ...] = ()
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     guests: GuestFactory = Guest
+    mount_limit_bytes: int = MOUNT_LIMIT_BYTES
     lent: Lent = field(default_factory=Lent)
     secrets: Secrets = field(default_factory=Secrets)
 
@@ -155,6 +158,7 @@ class _Run:
         machines = workshop.machines or asyncio.Semaphore(max(1, workshop.parallel))
         self._slots = Slots(machines, directory, self._network, workshop.guests)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
+        self._mounts = MountStore(workshop.home.cache / "mounts", workshop.mount_limit_bytes)
         self._redactor = Redactor([*workshop.secrets.values.values(), *workshop.lent.passwords])
         self._told = StageEvents(plan, workshop.sink)
         self._work = [stage for stage in plan.stages.values() if _is_work(stage)]
@@ -326,6 +330,8 @@ class _Run:
         staged = inherited if inherited is not None and usable else await self._boot(parent, reach)
         try:
             await perform(stage, staged, self._shop.sink, fetched, given)
+            for note in given.mounts.notes if given.mounts is not None else ():
+                self._told.note(stage.id, note)
             if stage.step.verb == "verify":
                 return await self._keep(stage.id, stage.key, parent)
             ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)
@@ -353,7 +359,8 @@ class _Run:
     def _given(self, stage: Stage) -> Given:
         networked = stage.step.verb in Step.GIVEN and bool(self._reach(stage))
         lent = self._shop.lent if networked else Lent()
-        return Given(lent, self._shop.secrets.of(stage.step.secrets), self._redactor)
+        mounts = Mounts(self._mounts, self._plan.source.recipe.name, stage.step.cache)
+        return Given(lent, self._shop.secrets.of(stage.step.secrets), mounts, self._redactor)
 
     async def _boot(
         self, snapshot: Snapshot, reach: Reach = NOTHING, *, initialise: bool = True

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_run.digest import CHUNK_BYTES, digest_file
-from aenv_run.errors import Conflict, InvalidInput
+from aenv_run.errors import Conflict, InvalidInput, ProtocolError
 from aenv_run.types import Digest, MachineSpec
 from aenv_run.untar import Limit, guarded, members
 
@@ -154,12 +154,21 @@ def strip_top(archive: Path, target: Path, limit: Limit, *, name: str) -> None:
                 if member.isdir():
                     continue
                 member.name = name
-            member.name = member.name.removeprefix(top)
+            else:
+                member.name = _below(member.name, top)
             if member.islnk():
-                member.linkname = member.linkname.removeprefix(top)
+                member.linkname = _below(member.linkname, top)
             kept = {key: value for key, value in member.pax_headers.items() if key not in {"path", "linkpath"}}
             member.pax_headers = kept
             out.addfile(member, source.extractfile(member) if member.isreg() else None)
+
+
+def _below(name: str, top: str) -> str:
+    """The name as seen from ``top``, which it must be in."""
+    rest = name.removeprefix(top)
+    if not name.startswith(top) or ".." in rest.split("/"):
+        raise ProtocolError(f"the sandbox's archive of {top.rstrip('/')!r} has an entry elsewhere: {name[:200]!r}")
+    return rest
 
 
 def _add_file(tar: tarfile.TarFile, member: tarfile.TarInfo, entry: Entry) -> bytes:

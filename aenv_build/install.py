@@ -79,12 +79,12 @@ def apt(step: Apt) -> Installation:
     return Installation(argv, env, ("sh", "-ec", _APT_CLEAN, "clean", APT_LISTS), "root")
 
 
-def pip(step: Pip) -> Installation:
-    """``pip install`` into an interpreter or a virtual environment, without a cache."""
+def pip(step: Pip, cache: str | None = None) -> Installation:
+    """``pip install`` into an interpreter or a virtual environment, its cache in that mount or nowhere."""
     options = [*(("--index-url", step.index) if step.index else ())]
     options += ["-r", REQUIREMENTS] if step.requirements is not None else []
     env = {
-        "PIP_NO_CACHE_DIR": "1",
+        **({"PIP_NO_CACHE_DIR": "1"} if cache is None else {"PIP_CACHE_DIR": cache}),
         "PIP_NO_INPUT": "1",
         "PIP_PROGRESS_BAR": "off",
         "PIP_DISABLE_PIP_VERSION_CHECK": "1",

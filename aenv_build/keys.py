@@ -20,6 +20,7 @@ EXCLUSIONS: Mapping[str, str] = {
     "Step.id": "a name for people; renaming a step changes no file",
     "Step.needs": "the state parent counts by its key; the other entries only say what runs first",
     "Step.timeout": "says when to give up; a step that ended in time has the same result",
+    "Step.cache": "saves a step's work, and must not change what comes of it",
     "Step.secrets": "the names count where a step has any; the values never: a key must not tell them",
     "Step.retry": "says how often to try; a try that held has the same result as the first would have had",
     "Step.ttl": "says when a result is too old; it is compared with the result's age, not with its key",

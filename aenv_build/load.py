@@ -15,7 +15,7 @@ from aenv_build.fragments import read_recipe
 from aenv_build.matrix import Cell, cells_of, chosen
 from aenv_build.recipe import Base, Recipe, Step
 from aenv_build.render import render
-from aenv_build.verbs import Write
+from aenv_build.verbs import Write, places_overlap
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, InvalidInput, RecipeError
 from aenv_run.types import Digest
@@ -167,6 +167,7 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             if getattr(step, key) is not None and step.verb not in Step.TIMED:
                 raise document.error((*where, key), f"a step with '{step.verb}' takes no {key}", key=True)
         _check_secrets(document, recipe, index, step)
+        _check_cache(document, index, step)
         if step.git is not None:
             _check_pinned(document, index, step)
         if step.pip and not step.pip.packages and step.pip.requirements is None:
@@ -191,6 +192,14 @@ def _check_pinned(document: Document, index: int, step: Step) -> None:
             fix=f"write commit: and the 40 digits of 'git ls-remote {git.url} {git.ref}', or ttl or salt",
             key=True,
         )
+
+
+def _check_cache(document: Document, index: int, step: Step) -> None:
+    where: Where = ("steps", index, "cache")
+    if step.cache and step.verb not in Step.CACHED:
+        raise document.error(where, f"a step with '{step.verb}' takes no cache", key=True)
+    if (both := places_overlap([mount.path for mount in step.cache])) is not None:
+        raise document.error(where, f"one cache lies in the other: {both[0]}, {both[1]}")
 
 
 def _check_secrets(document: Document, recipe: Recipe, index: int, step: Step) -> None:

@@ -23,7 +23,7 @@ from aenv_build.recipe_values import (
     image_name,
     short_form,
 )
-from aenv_build.verbs import Apt, Copy, Git, Pip, Ready, Run, Verify, Write, Written
+from aenv_build.verbs import Apt, CacheMount, Copy, Git, Pip, Ready, Run, Verify, Write, Written
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
 from aenv_run.types import Name, Tag
@@ -68,6 +68,8 @@ class Step(RecipeModel):
     STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "git", "start"})
     #: Verbs whose command may be given something for its time. Not start: what it is given would live on.
     GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify"})
+    #: Verbs whose command may have cache mounts.
+    CACHED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git"})
     #: Verbs that run a command, which may take too long.
     TIMED: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify", "start"})
 
@@ -87,6 +89,9 @@ class Step(RecipeModel):
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of a command; default 1h")
     secrets: tuple[SecretName, ...] = Field((), description="secrets of the recipe that its command may read")
+    cache: tuple[Annotated[CacheMount, short_form("path")], ...] = Field(
+        (), max_length=16, description="directories that its command finds again in later builds"
+    )
     retry: int | None = Field(None, ge=0, le=10, description="how often to try again; default --retry, or never")
     ttl: Seconds | None = Field(None, description="a result that is older does not count, such as 7d")
     salt: str | None = Field(None, description="counts in the key; another one makes the result anew")

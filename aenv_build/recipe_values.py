@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import posixpath
 import re
 from typing import Annotated
 
@@ -110,6 +111,13 @@ def _git_url(value: str) -> str:
     return value
 
 
+def _cache_path(value: str) -> str:
+    clean = posixpath.normpath("/" + value.strip("/"))
+    if clean == "/" or clean.split("/")[1] in {"proc", "sys", "dev", "run"}:
+        raise ValueError(f"{value!r} cannot be a cache: name a directory such as /root/.cache/pip")
+    return clean
+
+
 def _file_path(value: str) -> str:
     if value.endswith("/"):
         raise ValueError(f"{value!r} names a directory; write the path of the file")
@@ -152,6 +160,7 @@ Matrix = Annotated[
         }
     ),
 ]
+CachePath = Annotated[str, AfterValidator(_absolute), AfterValidator(_cache_path)]
 SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
 FilePath = Annotated[str, AfterValidator(_file_path)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_build import clone, install
+from aenv_build.cache_mounts import Mounts
 from aenv_build.events import Sink
 from aenv_build.files import (
     chunks,
@@ -40,6 +41,7 @@ from aenv_run.types import Context
 
 DEFAULT_TIMEOUT_S = 3600
 READY_POLL_S = 0.2
+REMOUNT_TIMEOUT_S = 60.0
 #: From the loss of the daemon until the engine must have ended, if it ends.
 END_TIMEOUT_S = 5.0
 
@@ -50,10 +52,13 @@ class Given:
 
     lent: Lent = field(default_factory=Lent)
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    mounts: Mounts | None = None
     #: Keeps out of what is shown the secrets of the whole build.
     redactor: Redactor = field(default_factory=Redactor, repr=False)
 
-    def __bool__(self) -> bool:
+    @property
+    def leaves_traces(self) -> bool:
+        """Whether a machine that had it may hold some of it in its memory."""
         return bool(self.secrets or self.lent.environment)
 
     @asynccontextmanager
@@ -88,12 +93,12 @@ async def perform(
 
     ``fetched`` is the tar of another step's files, for a copy that takes them from there.
     """
-    given = given or Given()
+    given = given if given is not None else Given()
     tail = Tail(stage.id, sink, given.redactor)
     try:
-        staged.was_given |= bool(given)
+        staged.was_given |= given.leaves_traces
         async with given.to(staged.guest, user_of(stage.step, stage.context)) as env:
-            await _Work(stage, staged, tail, env).do(fetched)
+            await _Work(stage, staged, tail, env, given.mounts).do(fetched)
     except SandboxDead as error:
         raise await _dead(stage, staged, error, given.redactor) from error
     except CommandTimeout as error:
@@ -134,20 +139,24 @@ def advice(reason: str, console: str) -> str:
 class _Work:
     """One step in its machine. ``env`` is what the step is given for its commands."""
 
-    def __init__(self, stage: Stage, staged: StagingMachine, tail: Tail, env: GivenEnv) -> None:
+    def __init__(
+        self, stage: Stage, staged: StagingMachine, tail: Tail, env: GivenEnv, mounts: Mounts | None
+    ) -> None:
         self._stage = stage
         self._staged = staged
         self._guest = staged.guest
         self._tail = tail
         self._env = env
+        self._mounts = mounts
 
     async def do(self, fetched: Path | None) -> None:
         """The step's verb."""
         step = self._stage.step
         if step.run is not None:
-            code = await self._run(step.run, step.run.command, self._timeout_s(step.run.timeout))
-            if code != 0:
-                raise self._failure(f"exited with {code}")
+            async with self._cached(run_context(step.run, self._stage.context).user):
+                code = await self._run(step.run, step.run.command, self._timeout_s(step.run.timeout))
+                if code != 0:
+                    raise self._failure(f"exited with {code}")
         elif step.copy_ is not None:
             await self._copy(step.copy_, fetched)
         elif step.write is not None:
@@ -155,7 +164,7 @@ class _Work:
         elif step.apt is not None:
             await self._install(install.apt(step.apt))
         elif step.pip is not None:
-            await self._install(install.pip(step.pip))
+            await self._install(install.pip(step.pip, step.cache[0].path if step.cache else None))
         elif step.git is not None:
             to = copy_target(step.git.to, self._stage.context).rstrip("/") or "/"
             await self._install(clone.git(step.git, to, step.secrets))
@@ -224,14 +233,43 @@ class _Work:
         if files is not None:
             await self._guest.write_file(install.REQUIREMENTS, await in_thread(read_examined, files), user="root")
         effective = Context(env={**work.env, **context.env}, workdir=context.workdir, user=user)
-        if (code := await self._command(work.argv, effective, self._timeout_s())) != 0:
-            raise self._failure(f"exited with {code}")
-        if work.clean is not None:
-            cleaned = await self._command(work.clean, Context(workdir="/", user="root"), self._timeout_s())
-            if cleaned != 0:
-                raise self._failure(f"could not remove what it fetched (exit code {cleaned})")
+        async with AsyncExitStack() as stack:
+            if work.clean is not None:
+                await stack.enter_async_context(self._giving_back())
+            async with self._cached(user):
+                if (code := await self._command(work.argv, effective, self._timeout_s())) != 0:
+                    raise self._failure(f"exited with {code}")
+            if work.clean is not None:
+                cleaned = await self._command(work.clean, Context(workdir="/", user="root"), self._timeout_s())
+                if cleaned != 0:
+                    raise self._failure(f"could not remove what it fetched (exit code {cleaned})")
         if files is not None:
             await self._guest.remove(install.REQUIREMENTS, user="root")
+
+    @asynccontextmanager
+    async def _cached(self, user: str) -> AsyncIterator[None]:
+        """With the step's cache mounts in place."""
+        if self._mounts is None or not self._mounts.wanted:
+            yield
+            return
+        async with self._giving_back(), self._mounts.around(self._guest, user):
+            yield
+
+    @asynccontextmanager
+    async def _giving_back(self) -> AsyncIterator[None]:
+        """What is deleted meanwhile takes no room in the layer, where the guest's kernel can tell its disk."""
+        await self._remount("discard")
+        yield
+        await self._remount("nodiscard")
+
+    async def _remount(self, option: str) -> None:
+        command = Command(("mount", "-o", f"remount,{option}", "/"), cwd="/", user="root")
+        try:
+            await self._guest.run(command, timeout_s=REMOUNT_TIMEOUT_S)
+        except SandboxDead:
+            raise
+        except AenvError:
+            return  # an image without mount: its layers are larger
 
     async def _start(self, command: Run) -> None:
         """Start it and leave it running once it is ready."""

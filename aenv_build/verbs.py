@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import posixpath
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Discriminator, Field, Tag
@@ -9,6 +12,7 @@ from pydantic import Discriminator, Field, Tag
 from aenv_build.recipe_values import (
     AbsoluteFilePath,
     AptPackage,
+    CachePath,
     Env,
     FileMode,
     FilePath,
@@ -19,6 +23,7 @@ from aenv_build.recipe_values import (
     Requirement,
     SandboxPath,
     Seconds,
+    StepId,
     Url,
     User,
     Words,
@@ -112,6 +117,13 @@ class Git(RecipeModel):
         return not self.url.startswith(("/", "file://"))
 
 
+class CacheMount(RecipeModel):
+    """A directory that outlives the machines of a home's builds, in no layer."""
+
+    path: CachePath
+    id: StepId | None = Field(None, description="shared by all recipes that name it; default: the recipe's own")
+
+
 class Verify(RecipeModel):
     """A check on a throwaway fork: nothing it does is kept, and the build fails if it does not hold."""
 
@@ -131,3 +143,9 @@ class Ready(RecipeModel):
 
     command: Words | None = None
     port: int | None = Field(None, ge=1, le=65535)
+
+
+def places_overlap(paths: Sequence[str]) -> tuple[str, str] | None:
+    """Two of the directories of which one is in the other."""
+    clean = sorted(posixpath.normpath(path) + "/" for path in paths)
+    return next(((a[:-1], b[:-1]) for a, b in itertools.pairwise(clean) if b.startswith(a)), None)

@@ -165,6 +165,9 @@ class PretendEngine:
         self.output: Callable[[Ran], list[tuple[str, bytes]]] = said_by  # of a command: pieces of its streams
         self.put: list[tuple[str, bytes]] = []  # files and archives that guests were given, by path
         self.removed: list[str] = []  # paths
+        self.moved: list[tuple[str, str]] = []
+        self.there: dict[str, str] = {}  # the type of what Stat finds, by path
+        self.archives: dict[str, bytes] = {}  # what guests give of a path
         self.first_outcomes: dict[str, list[int | str]] = {}  # of a command's first runs, before ``outcomes``
         self.command_gate: asyncio.Event | None = None
         self.launches = itertools.count()
@@ -267,14 +270,28 @@ class PretendEngine:
             return httpx.Response(401, json={"code": 401, "message": "wrong token"})
         if path in {"/files", "/aenv/archive"} and request.method in {"POST", "PUT"}:
             self.put.append((request.url.params["path"], await request.aread()))
-        if path == "/filesystem.Filesystem/Remove":
-            self.removed.append(json.loads(request.content)["path"])
-            return httpx.Response(200, json={})
+        if path == "/aenv/archive" and request.method == "GET":
+            return httpx.Response(200, content=_stream(self.archives[request.url.params["path"]]))
+        if path.startswith("/filesystem.Filesystem/"):
+            return self._on_files(path.rpartition("/")[2], json.loads(request.content))
         if path == "/process.Process/Start":
             return await self._run(machine, request)
         if path == "/aenv/detach":
             machine.token = None
         return httpx.Response(204)
+
+    def _on_files(self, method: str, asked: dict[str, str]) -> httpx.Response:
+        entry = {"entry": {"name": "x", "path": asked.get("path", ""), "type": "FILE_TYPE_DIRECTORY"}}
+        if method == "Stat":
+            if asked["path"] not in self.there:
+                return httpx.Response(404, json={"code": "not_found", "message": "path not found"})
+            entry["entry"]["type"] = self.there[asked["path"]]
+        elif method == "Move":
+            self.moved.append((asked["source"], asked["destination"]))
+        elif method == "Remove":
+            self.removed.append(asked["path"])
+            return httpx.Response(200, json={})
+        return httpx.Response(200, json=entry)
 
     async def _run(self, machine: PretendMachine, request: httpx.Request) -> httpx.Response:
         config = json.loads(request.content[5:])["process"]

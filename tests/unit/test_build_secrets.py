@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,10 +50,9 @@ def recipe(tmp_path: Path) -> Path:
 async def run(site: Site, recipe: Path, secrets: Secrets, *, keep: bool = False) -> list[events.BuildEvent]:
     """Build it; the events, also of a build that fails."""
     told: list[events.BuildEvent] = []
-    shop = workshop(site, told.append)
     lent = Lent(proxy="http://proxy.example", certificates=b"PEM")
-    changed = {"secrets": secrets, "lent": lent, "keep": keep}
-    await build(plan_of(site, recipe), type(shop)(**{**vars(shop), **changed}))
+    shop = replace(workshop(site, told.append), secrets=secrets, lent=lent, keep=keep)
+    await build(plan_of(site, recipe), shop)
     return told
 
 
@@ -88,6 +88,14 @@ def nowhere(site: Site, value: str) -> None:
     assert files
     for path in files:
         assert value.encode() not in path.read_bytes(), path
+
+
+async def test_a_step_that_names_none_shows_none(site: Site, recipe: Path) -> None:
+    site.engine.output = lambda ran: [("stdout", f"left in a file by another: {VALUE}\n".encode())]
+    told: list[events.BuildEvent] = []
+    await build(plan_of(site, recipe), replace(workshop(site, told.append), secrets=Secrets({"TOKEN": VALUE})))
+    shown = "".join(event.model_dump_json() for event in told)
+    assert shown.count("left in a file by another: ***") == 3 and VALUE not in shown
 
 
 async def test_another_value_is_a_hit_and_another_name_is_not(site: Site, recipe: Path) -> None:
