@@ -259,7 +259,7 @@ class _Planner:
         context = stage.context if stage else self._base.context
         hooks = output.hooks()
         if hooks is not None and not memory:
-            kind = hooks.to_run(forked=True)[0][0]
+            kind = hooks.listed()[0][0]
             message = f"{kind!r} is for guests restored from memory, and this output has none"
             raise self._source.document.error(
                 ("outputs", position, kind), message, fix="say 'memory: true' in the output", key=True

@@ -174,11 +174,12 @@ class Output(RecipeModel):
     labels: dict[str, str] = Field(default_factory=dict)
     on_restore: Commands = Field((), description="run in every guest restored from its memory, before it is used")
     on_fork: Commands = Field((), description="run in every child of a fork, before on_restore")
+    on_pause: Commands = Field((), description="run in every such guest before a pause or a snapshot of it")
 
     def hooks(self) -> Hooks | None:
         """Its hooks, if it has any."""
-        on_restore, on_fork = (map(HookCommand.hook, commands) for commands in (self.on_restore, self.on_fork))
-        return Hooks.of(on_restore, on_fork)
+        kinds = (self.on_restore, self.on_fork, self.on_pause)
+        return Hooks.of(*(map(HookCommand.hook, commands) for commands in kinds))
 
 
 class Recipe(RecipeModel):

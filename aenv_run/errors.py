@@ -114,7 +114,7 @@ class CommandFailed(AenvError):
 
 
 class HookFailed(AenvError):
-    """A hook (`on_restore`, `on_fork`) did not exit with 0 in time; the message ends with its last lines."""
+    """A hook (`on_restore`, `on_fork`, `on_pause`) did not exit with 0 in time; the message has its last lines."""
 
     code, exit_code, http_status = "hook_failed", 1, 422
 

@@ -9,7 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    Field,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    model_serializer,
+    model_validator,
+)
 
 from aenv_run.errors import InvalidInput
 from aenv_run.types import Model
@@ -21,7 +28,7 @@ MAX_WORDS = 64
 MAX_CHARACTERS = 16384
 USER_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9_.:-]{0,63}$"
 
-HookKind: TypeAlias = Literal["on_restore", "on_fork"]
+HookKind: TypeAlias = Literal["on_restore", "on_fork", "on_pause"]
 
 
 def _bounded(words: tuple[str, ...]) -> tuple[str, ...]:
@@ -62,26 +69,41 @@ class Hook(Model):
 class Hooks(Model):
     """What runs in a restored guest, in order, after its identity is set and before anybody may use it.
 
-    ``on_fork`` in each child of a fork, then ``on_restore`` in every restored guest, children too.
+    ``on_fork`` in each child of a fork, then ``on_restore`` in every restored guest, children too. ``on_pause``
+    runs in such a guest before it is paused or a snapshot of it is made.
     """
 
     on_restore: tuple[Hook, ...] = Field((), max_length=MAX_HOOKS)
     on_fork: tuple[Hook, ...] = Field((), max_length=MAX_HOOKS)
+    on_pause: tuple[Hook, ...] = Field((), max_length=MAX_HOOKS, description="format 3 only")
 
     @model_validator(mode="after")
     def _some(self) -> Self:
-        if not self.on_restore and not self.on_fork:
+        if not self.listed():
             raise ValueError("hooks without any command are no hooks")
         return self
 
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without ``on_pause`` the bytes are those of before there was any."""
+        fields: dict[str, object] = handler(self)
+        if not self.on_pause:
+            fields.pop("on_pause", None)
+        return fields
+
     @classmethod
-    def of(cls, on_restore: Iterable[Hook], on_fork: Iterable[Hook]) -> Self | None:
+    def of(cls, on_restore: Iterable[Hook], on_fork: Iterable[Hook], on_pause: Iterable[Hook] = ()) -> Self | None:
         """None when there is none; ``InvalidInput`` when there are too many."""
         kinds: dict[HookKind, tuple[Hook, ...]] = {"on_restore": tuple(on_restore), "on_fork": tuple(on_fork)}
+        kinds["on_pause"] = tuple(on_pause)
         for kind, hooks in kinds.items():
             if len(hooks) > MAX_HOOKS:
                 raise InvalidInput(f"{len(hooks)} commands in {kind}: there are at most {MAX_HOOKS}")
         return cls(**kinds) if any(kinds.values()) else None
+
+    def listed(self) -> list[tuple[HookKind, Hook]]:
+        """All of them, in the order in which they run in a child that is paused later."""
+        return [*self.to_run(forked=True), *(("on_pause", hook) for hook in self.on_pause)]
 
     def to_run(self, *, forked: bool) -> list[tuple[HookKind, Hook]]:
         """What a restored guest runs, in order; ``forked``: it is a new child."""

@@ -25,6 +25,7 @@ from aenv_run.node_wire import (
     ForkStart,
     Health,
     NetworkRequest,
+    PauseRequest,
     PoolInfo,
     PoolList,
     PoolRequest,
@@ -249,9 +250,9 @@ def _add_pool_routes(app: FastAPI, service: Service) -> None:
 def _add_operation_routes(app: FastAPI, service: Service) -> None:
     # Pause, resume and snapshot run to their end even when the caller goes away: either end is a whole one.
     @app.post("/sandboxes/{sandbox_id}/pause")
-    async def pause(sandbox_id: str) -> SandboxInfo:
+    async def pause(sandbox_id: str, body: PauseRequest | None = None) -> SandboxInfo:
         node = await service.node()
-        return await node.pause(node.find(sandbox_id))
+        return await node.pause(node.find(sandbox_id), hooks=body is None or body.hooks)
 
     @app.post("/sandboxes/{sandbox_id}/resume")
     async def resume(sandbox_id: str, body: ResumeRequest) -> SandboxInfo:

@@ -28,6 +28,7 @@ from aenv_run.node_wire import (
     ForkStart,
     Health,
     NetworkRequest,
+    PauseRequest,
     PoolInfo,
     PoolList,
     PoolRequest,
@@ -167,9 +168,9 @@ class NodeClient:
         """Kill and remove it; ``NotFound`` when there is none."""
         await self._request("DELETE", _path(sandbox_id), None)
 
-    async def pause(self, sandbox_id: str) -> SandboxInfo:
+    async def pause(self, sandbox_id: str, request: PauseRequest | None = None) -> SandboxInfo:
         """Pause it."""
-        return await self._call("POST", _path(sandbox_id, "pause"), None, SandboxInfo)
+        return await self._call("POST", _path(sandbox_id, "pause"), request, SandboxInfo)
 
     async def resume(self, sandbox_id: str, request: ResumeRequest) -> SandboxInfo:
         """Resume it."""

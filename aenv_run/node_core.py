@@ -193,9 +193,9 @@ class Node:
             )
         raise NotFound(f"there is no sandbox {prefix[:40]}", fix="`aenv ls -a` shows those that exist")
 
-    async def pause(self, sandbox: HostedSandbox) -> SandboxInfo:
+    async def pause(self, sandbox: HostedSandbox, *, hooks: bool = True) -> SandboxInfo:
         """Pause; see ``HostedSandbox``."""
-        await sandbox.pause()
+        await sandbox.pause(before="pause" if hooks else None)
         self.changed.set()
         return self.info(sandbox)
 
@@ -233,7 +233,12 @@ class Node:
         if request.name is not None:
             require_publishable(request.name)
         hooks = hooks_of(request, sandbox.record)
-        snapshot, stopped_ms = await sandbox.snapshot(memory=request.memory, labels=request.labels, hooks=hooks)
+        snapshot, stopped_ms = await sandbox.snapshot(
+            memory=request.memory,
+            labels=request.labels,
+            hooks=hooks,
+            before="snapshot" if request.hooks else None,
+        )
         version: int | None = None
         if request.name is not None:
             publish = self._tools.catalog.publish

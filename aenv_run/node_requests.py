@@ -100,10 +100,11 @@ def machine_of(request: CreateRequest, snapshot: Snapshot) -> MachineSpec:
 def hooks_of(request: SnapshotRequest, record: Record) -> Hooks | None:
     """The hooks of a new snapshot: those asked for, else the sandbox's own. None where there is no memory."""
     own = record.hooks if request.memory else None
-    on_restore, on_fork = (own.on_restore, own.on_fork) if own else ((), ())
+    on_restore, on_fork, on_pause = (own.on_restore, own.on_fork, own.on_pause) if own else ((), (), ())
     asked = Hooks.of(
         on_restore if request.on_restore is None else request.on_restore,
         on_fork if request.on_fork is None else request.on_fork,
+        on_pause if request.on_pause is None else request.on_pause,
     )
     if asked is not None and not request.memory:
         raise InvalidInput(

@@ -190,6 +190,12 @@ class SandboxList(Model):
     sandboxes: tuple[SandboxInfo, ...]
 
 
+class PauseRequest(Model):
+    """Pause; without ``hooks`` the sandbox's on_pause does not run this time."""
+
+    hooks: bool = True
+
+
 class ResumeRequest(Model):
     """Resume for another ``timeout_s``; ``cold`` boots from the disk when the memory cannot be used.
 
@@ -252,6 +258,8 @@ class SnapshotRequest(Model):
     labels: dict[str, str] = Field(default_factory=dict, max_length=256)
     on_restore: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
     on_fork: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
+    on_pause: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
+    hooks: bool = Field(True, description="run the sandbox's own on_pause first")
 
 
 class SnapshotReply(Model):

@@ -19,7 +19,7 @@ from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusa
 from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_files import adopt, child_record, commit, known_blobs
-from aenv_run.sandbox_hooks import Start
+from aenv_run.sandbox_hooks import Before, Start
 from aenv_run.sandbox_machine import SandboxMachine
 from aenv_run.sandbox_merge import LayerMerge
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
@@ -121,13 +121,13 @@ class HostedSandbox:
         if self._held.machine is not None:
             await self._held.machine.wait()
 
-    async def pause(self, *, limit_s: float | None = None) -> None:
+    async def pause(self, *, limit_s: float | None = None, before: Before | None = "pause") -> None:
         """Memory and disk go to files; the machine stands still and ends, which nobody but ``freed`` waits for.
 
-        ``limit_s``: how long its guest may take to prepare.
+        ``limit_s``: how long its guest may take to prepare. ``before`` None: its hooks do not run.
         """
         async with self._operation(Operation.PAUSE):
-            capture = await self._held.capture(self.record, keep_running=False, limit_s=limit_s)
+            capture = await self._held.capture(self.record, keep_running=False, limit_s=limit_s, before=before)
             try:
                 record = await in_thread(adopt, self.directory, self.record, capture, self.directory)
                 files = {"disk": record.disk, "memory": record.memory, "serial": record.serial}
@@ -190,11 +190,11 @@ class HostedSandbox:
                 await asyncio.to_thread(capture.discard)
 
     async def snapshot(
-        self, *, memory: bool, labels: dict[str, str], hooks: Hooks | None
+        self, *, memory: bool, labels: dict[str, str], hooks: Hooks | None, before: Before | None = None
     ) -> tuple[Snapshot, float]:
         """Commit the present state; the snapshot and for how long (ms) the sandbox stood still."""
         async with self._operation(Operation.SNAPSHOT):
-            capture = await self._held.capture(self.record, keep_running=True, memory=memory)
+            capture = await self._held.capture(self.record, keep_running=True, memory=memory, before=before)
             try:
                 snapshot = await in_thread(
                     commit, self._tools.repository, self.record, self.directory, capture, labels, hooks

@@ -14,7 +14,7 @@ from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSp
 from aenv_run.errors import AenvError, BootFailed, Conflict, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
-from aenv_run.sandbox_hooks import Start, run_hooks
+from aenv_run.sandbox_hooks import Before, Start, run_before, run_hooks
 from aenv_run.sandbox_network import SandboxNetwork
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import COLD_FIX, Chosen, Tools
@@ -135,10 +135,21 @@ class SandboxMachine:
     # -- captures ------------------------------------------------------------------------------------------
 
     async def capture(
-        self, record: Record, *, keep_running: bool, memory: bool = True, limit_s: float | None = None
+        self,
+        record: Record,
+        *,
+        keep_running: bool,
+        memory: bool = True,
+        limit_s: float | None = None,
+        before: Before | None = None,
     ) -> Capture:
-        """Detach (at most ``limit_s``), capture; unless it stays stopped, give the guest its identity back."""
+        """Detach (at most ``limit_s``), capture; unless it stays stopped, give the guest its identity back.
+
+        ``before``: what its own hooks are run for first; None: none are.
+        """
         machine, guest = self.live(record)
+        if before is not None:
+            await run_before(record, guest, before, limit_s)
         await in_thread(self._directory.tidy, record)  # what a failed operation could not remove
         if not memory:
             await guest.sync()

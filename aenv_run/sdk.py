@@ -315,9 +315,9 @@ class Sandbox:
         """Whether it runs and its daemon answers."""
         return _loop.run(self._async.is_running())
 
-    def pause(self) -> None:
-        """Keep memory and disk in files and end the machine."""
-        _loop.run(self._async.pause())
+    def pause(self, *, hooks: bool = True) -> None:
+        """Keep memory and disk in files and end the machine. See ``AsyncSandbox.pause``."""
+        _loop.run(self._async.pause(hooks=hooks))
 
     def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False, hooks: bool = True) -> None:
         """Go on where ``pause`` stopped."""
@@ -346,10 +346,19 @@ class Sandbox:
         labels: dict[str, str] | None = None,
         on_restore: Sequence[str | Sequence[str]] | None = None,
         on_fork: Sequence[str | Sequence[str]] | None = None,
+        on_pause: Sequence[str | Sequence[str]] | None = None,
+        hooks: bool = True,
     ) -> SnapshotReply:
         """Commit its present state; with ``name`` as that name's next version. See ``AsyncSandbox.snapshot``."""
         work = self._async.snapshot(
-            name, tags=tags, memory=memory, labels=labels, on_restore=on_restore, on_fork=on_fork
+            name,
+            tags=tags,
+            memory=memory,
+            labels=labels,
+            on_restore=on_restore,
+            on_fork=on_fork,
+            on_pause=on_pause,
+            hooks=hooks,
         )
         return _loop.run(work)
 

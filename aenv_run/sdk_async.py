@@ -23,6 +23,7 @@ from aenv_run.node_wire import (
     ForkEntry,
     ForkRequest,
     NetworkRequest,
+    PauseRequest,
     ResetRequest,
     ResumeRequest,
     SandboxInfo,
@@ -151,9 +152,12 @@ class AsyncSandbox:
             return False
         return info.address is not None and await self._open().healthy(5.0)
 
-    async def pause(self) -> None:
-        """Keep memory and disk in files and end the machine. Its timeout stops counting."""
-        self._take(await self._node.pause(self.sandbox_id))
+    async def pause(self, *, hooks: bool = True) -> None:
+        """Keep memory and disk in files and end the machine. Its timeout stops counting.
+
+        The ``on_pause`` commands of its snapshot run first; one that fails is ``HookFailed``, and it runs on.
+        """
+        self._take(await self._node.pause(self.sandbox_id, PauseRequest(hooks=hooks)))
 
     async def resume(self, *, timeout: float = DEFAULT_TIMEOUT_S, cold: bool = False, hooks: bool = True) -> None:
         """Go on where ``pause`` stopped, for another ``timeout`` seconds."""
@@ -192,11 +196,14 @@ class AsyncSandbox:
         labels: dict[str, str] | None = None,
         on_restore: Sequence[str | Sequence[str]] | None = None,
         on_fork: Sequence[str | Sequence[str]] | None = None,
+        on_pause: Sequence[str | Sequence[str]] | None = None,
+        hooks: bool = True,
     ) -> SnapshotReply:
         """Commit its present state; with ``name`` as that name's next version. The sandbox runs on.
 
         ``on_restore`` and ``on_fork`` are commands that restored and forked guests run before anybody may use
-        them (text for the shell, or a list of arguments); None keeps the hooks that this sandbox came with.
+        them, ``on_pause`` before they are paused or captured (text for the shell, or a list of arguments); None
+        keeps the hooks that this sandbox came with. Without ``hooks`` its own ``on_pause`` does not run now.
         """
         request = SnapshotRequest(
             name=Name(name) if name is not None else None,
@@ -205,6 +212,8 @@ class AsyncSandbox:
             labels=labels or {},
             on_restore=None if on_restore is None else tuple(map(Hook.of, on_restore)),
             on_fork=None if on_fork is None else tuple(map(Hook.of, on_fork)),
+            on_pause=None if on_pause is None else tuple(map(Hook.of, on_pause)),
+            hooks=hooks,
         )
         return await self._node.snapshot(self.sandbox_id, request)
 

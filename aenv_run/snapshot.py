@@ -20,6 +20,9 @@ MAX_DISK_LAYERS = 64
 MAX_MANIFEST_BYTES = 1 << 20
 
 
+_FORMAT_OF_HOOKS = {False: "aenv.snapshot/2", True: "aenv.snapshot/3"}
+
+
 class Blob(Model):
     """A content-addressed file of the repository."""
 
@@ -67,17 +70,18 @@ class Provenance(Model):
 class Snapshot(Model):
     """An immutable environment: disk layers (base first, all qcow2), perhaps memory, and how to run in it.
 
-    One with hooks is of format 2. Without, its bytes and its id are those of format 1, which knows no hooks.
+    One with hooks is of format 2, with ``on_pause`` among them of format 3. Without, its bytes and its id are
+    those of format 1, which knows no hooks.
     """
 
-    format: Literal["aenv.snapshot/1", "aenv.snapshot/2"] = "aenv.snapshot/1"
+    format: Literal["aenv.snapshot/1", "aenv.snapshot/2", "aenv.snapshot/3"] = "aenv.snapshot/1"
     parent: SnapshotId | None = None
     architecture: Architecture
     machine: MachineSpec
     context: Context = Field(default_factory=Context)
     disk: tuple[Blob, ...] = Field(min_length=1, max_length=MAX_DISK_LAYERS)
     memory: MemoryPart | None = None
-    hooks: Hooks | None = Field(None, description="format 2 only: commands for guests restored from the memory")
+    hooks: Hooks | None = Field(None, description="formats 2 and 3: commands for guests restored from the memory")
     labels: dict[str, str] = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
 
@@ -85,14 +89,16 @@ class Snapshot(Model):
     @classmethod
     def _newest_only_where_needed(cls, data: object) -> object:
         """One that is made here says by its hooks of which format it is."""
-        if isinstance(data, dict) and data.get("hooks") is not None:
-            return {"format": "aenv.snapshot/2", **data}
+        if isinstance(data, dict) and (hooks := data.get("hooks")) is not None:
+            on_pause = hooks.get("on_pause") if isinstance(hooks, dict) else getattr(hooks, "on_pause", None)
+            return {"format": _FORMAT_OF_HOOKS[bool(on_pause)], **data}
         return data
 
     @model_validator(mode="after")
     def _hooks_of_its_format(self) -> Self:
-        if (self.hooks is not None) != (self.format == "aenv.snapshot/2"):
-            raise ValueError("format 2 is that of snapshots with hooks, and no other has them")
+        wanted = "aenv.snapshot/1" if self.hooks is None else _FORMAT_OF_HOOKS[bool(self.hooks.on_pause)]
+        if self.format != wanted:
+            raise ValueError("format 2 is that of snapshots with hooks, 3 with on_pause, and no other has them")
         if self.hooks is not None and self.memory is None:
             raise ValueError("hooks are for what was in memory, and there is none")
         return self

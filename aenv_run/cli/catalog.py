@@ -144,9 +144,7 @@ def _print_hooks(snapshot: Snapshot) -> None:
     if snapshot.hooks is None:
         return
     click.echo(click.style("\nhooks, in the order in which they run", bold=True))
-    rows = [
-        [kind, hook.user or snapshot.context.user, hook.words] for kind, hook in snapshot.hooks.to_run(forked=True)
-    ]
+    rows = [[kind, hook.user or snapshot.context.user, hook.words] for kind, hook in snapshot.hooks.listed()]
     print_table(["WHEN", "USER", "COMMAND"], rows)
 
 

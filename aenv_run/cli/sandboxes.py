@@ -26,6 +26,7 @@ from aenv_run.node_wire import (
     CreateRequest,
     ForkEntry,
     ForkRequest,
+    PauseRequest,
     ResetRequest,
     ResumeRequest,
     SandboxInfo,
@@ -152,10 +153,11 @@ def _ends_in(info: SandboxInfo) -> str:
 
 @click.command(epilog="\b\nExample:\n  aenv pause s4f")
 @sandbox_argument
-def pause(sandbox_id: str) -> None:
+@click.option("--no-hooks", is_flag=True, help="Do not run its on_pause this time.")
+def pause(sandbox_id: str, no_hooks: bool) -> None:
     """Keep memory and disk in files and end the machine. Its time to live stops counting."""
     with spinner("pausing"):
-        info = run_async(NodeClient().pause(sandbox_id))
+        info = run_async(NodeClient().pause(sandbox_id, PauseRequest(hooks=not no_hooks)))
     click.echo(info.sandbox_id)
 
 

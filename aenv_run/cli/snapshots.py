@@ -30,6 +30,8 @@ def snapshot() -> None:
     "--on-restore", multiple=True, metavar="COMMAND", help="Run in every guest restored from it. May be repeated."
 )
 @click.option("--on-fork", multiple=True, metavar="COMMAND", help="Run in every child of a fork of those.")
+@click.option("--on-pause", multiple=True, metavar="COMMAND", help="Run in those before a pause or a snapshot.")
+@click.option("--no-hooks", is_flag=True, help="Do not run the sandbox's own on_pause now.")
 @json_option
 def create(
     sandbox_id: str,
@@ -39,11 +41,14 @@ def create(
     labels: tuple[str, ...],
     on_restore: tuple[str, ...],
     on_fork: tuple[str, ...],
+    on_pause: tuple[str, ...],
+    no_hooks: bool,
     as_json: bool,
 ) -> None:
     """Commit the state of a running sandbox, which runs on. Prints name:version, or the snapshot's id.
 
-    The hooks that the sandbox came with go along; --on-restore and --on-fork replace those of their kind.
+    The hooks that the sandbox came with go along; --on-restore, --on-fork and --on-pause replace those of
+    their kind.
     """
     request = SnapshotRequest(
         name=Name(name) if name is not None else None,
@@ -52,6 +57,8 @@ def create(
         labels=pairs(labels, "--label"),
         on_restore=tuple(map(Hook.of, on_restore)) or None,
         on_fork=tuple(map(Hook.of, on_fork)) or None,
+        on_pause=tuple(map(Hook.of, on_pause)) or None,
+        hooks=not no_hooks,
     )
     if request.name is not None:
         require_publishable(request.name)

@@ -26,6 +26,7 @@ BLOB = Blob(digest=Digest("sha256:" + "1" * 64), size_bytes=1)
 MEMORY = MemoryPart(files={"ram": BLOB}, facts=FACTS)
 RESEED, SPLIT = Hook.of("reseed"), Hook.of(["/bin/split", "now"], user="app")
 HOOKS = Hooks(on_restore=(RESEED,), on_fork=(SPLIT,))
+FLUSH = Hook.of("flush")
 
 
 def manifest(hooks: Hooks | None = None, memory: MemoryPart | None = MEMORY) -> Snapshot:
@@ -42,6 +43,21 @@ def test_only_a_snapshot_with_hooks_is_of_the_new_format() -> None:
     assert hooked.format == "aenv.snapshot/2" and plain.id != hooked.id
     again = Snapshot.model_validate_json(canonical_json(hooked))
     assert again == hooked and again.id == hooked.id and again.hooks == HOOKS
+
+
+def test_only_a_snapshot_with_hooks_before_a_pause_is_of_format_3() -> None:
+    before = canonical_json(manifest(HOOKS))
+    assert b"on_pause" not in before and Hooks.model_validate_json(HOOKS.model_dump_json()) == HOOKS
+    newest = manifest(HOOKS.model_copy(update={"on_pause": (FLUSH,)}))
+    assert newest.format == "aenv.snapshot/3"
+    again = Snapshot.model_validate_json(canonical_json(newest))
+    assert again == newest and again.hooks is not None and again.hooks.on_pause == (FLUSH,)
+    value = json.loads(canonical_json(newest))
+    for format in ("aenv.snapshot/1", "aenv.snapshot/2"):
+        with pytest.raises(ValidationError):
+            Snapshot.model_validate(value | {"format": format})
+    with pytest.raises(ValidationError):
+        Snapshot.model_validate(json.loads(before) | {"format": "aenv.snapshot/3"})
 
 
 def test_hooks_and_format_and_memory_go_together() -> None:
@@ -102,6 +118,7 @@ def test_hooks_of_a_recipe() -> None:
         {"on_restore": ["reseed"], "on_fork": [{"command": ["/bin/split", "now"], "user": "app"}]}
     )
     assert output.hooks() == HOOKS and Output().hooks() is None
+    assert Output.model_validate({"on_pause": ["flush"]}).hooks() == Hooks(on_pause=(FLUSH,))
 
 
 # -- when they run -------------------------------------------------------------------------------------------
@@ -150,6 +167,58 @@ async def test_each_start_runs_its_own(site: Site) -> None:
     await node.resume(child, timeout_s=60, cold=False)
     assert ran(site, child) == [("on_restore", "resume")]
     await node.kill_live()
+
+
+async def with_pause_hook(site: Site, node: Node) -> HostedSandbox:
+    """A sandbox whose snapshot has one of each kind."""
+    plain = await launch(node)
+    settings = {"on_restore": HOOKS.on_restore, "on_pause": (FLUSH,)}
+    await node.snapshot(plain, SnapshotRequest.model_validate({"name": "flushed", **settings}))
+    await node.kill(plain)
+    return await launch(node, snapshot="flushed")
+
+
+async def test_before_a_pause_and_a_snapshot_and_not_before_a_fork(site: Site) -> None:
+    node = site.node()
+    sandbox = await with_pause_hook(site, node)
+    machine = site.machine(sandbox)
+
+    def told() -> list[tuple[str, str]]:
+        return [(one.command, one.env.get("AENV_BEFORE", "")) for one in machine.ran[1:]]
+
+    await node.snapshot(sandbox, SnapshotRequest())
+    await node.snapshot(sandbox, SnapshotRequest(memory=False))
+    await node.snapshot(sandbox, SnapshotRequest(hooks=False))
+    await fork(node, sandbox, 1)
+    assert told() == [("flush", "snapshot")] * 2
+    await node.pause(sandbox)
+    assert told() == [("flush", "snapshot")] * 2 + [("flush", "pause")]
+    assert machine.ran[-1].env["AENV_HOOK"] == "on_pause" and sandbox.state is State.PAUSED
+    await node.resume(sandbox, timeout_s=60, cold=False)
+    again = site.machine(sandbox)
+    await node.pause(sandbox, hooks=False)
+    assert [one.command for one in again.ran] == ["reseed"]
+    for one in list(node.infos()):
+        await node.kill(node.find(one.sandbox_id))
+    assert site.clean()
+
+
+async def test_a_failed_hook_before_a_pause_leaves_it_running(site: Site) -> None:
+    node = site.node()
+    sandbox = await with_pause_hook(site, node)
+    for outcome, how in ((4, "exited with 4"), ("deadline_exceeded", "limit for all hooks of a pause")):
+        site.engine.outcomes["flush"] = outcome
+        with pytest.raises(HookFailed, match=how) as caught:
+            await node.pause(sandbox)
+        assert "the hook on_pause of sandbox" in caught.value.message and "--no-hooks" in caught.value.fix
+        assert sandbox.state is State.RUNNING
+    with pytest.raises(HookFailed):
+        await node.snapshot(sandbox, SnapshotRequest(name=Name("no")))
+    assert "no" not in {entry.name for entry in site.tools.catalog.entries()}
+    await sandbox.pause(limit_s=5.0)  # as at the end of its time: nobody is there to mend it
+    assert sandbox.state is State.PAUSED
+    await node.kill(sandbox)
+    assert site.clean()
 
 
 async def test_what_boots_from_its_disk_has_none(site: Site) -> None:
