@@ -24,7 +24,7 @@ from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.lent import Lent
 from aenv_build.locks import key_lock
 from aenv_build.plan import Plan, PlannedOutput, Stage
-from aenv_build.provenance import how_built
+from aenv_build.provenance import how_built, source_state
 from aenv_build.recipe import Step
 from aenv_build.redact import Redactor
 from aenv_build.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
@@ -207,10 +207,11 @@ class _Run:
         """Name the outputs, in the recipe's order: all verifies have held."""
         catalog = Catalog(self._shop.repository)
         published = []
+        source = await source_state(self._plan.source.folder)
         for position, planned in enumerate(self._plan.outputs):
             snapshot = self._outputs[position]
             tags = planned.output.tags
-            built = await how_built(self._plan, self._shop.driver.name, snapshot)
+            built = how_built(self._plan, self._shop.driver.name, snapshot, source)
             version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags, built=built))
             fresh = position in self._built_outputs
             published.append(Published(planned.name, version, tags, snapshot, fresh))

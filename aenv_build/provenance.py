@@ -19,14 +19,14 @@ from aenv_run.snapshot import Snapshot
 from aenv_run.types import Digest
 
 GIT_S = 20.0
-MAX_VERIFIED = 512
+MAX_VERIFIED = 200
 #: Settings of a checkout by which git would run programs of its choice.
 RUNS_PROGRAMS = re.compile(r"(?im)^(filter\.|core\.fsmonitor$|include|extensions\.worktreeconfig$)")
 
 
-async def how_built(plan: Plan, driver: str, output: Snapshot) -> Built:
-    """The note of one output. What git cannot tell is absent; it never fails a build."""
-    commit, dirty = await source_state(plan.source.folder)
+def how_built(plan: Plan, driver: str, output: Snapshot, source: tuple[str | None, bool | None]) -> Built:
+    """The note of one output, built from ``source`` (``source_state``)."""
+    commit, dirty = source
     verified = [stage.id for stage in plan.stages.values() if stage.step.verb == "verify"]
     return Built(
         recipe_digest=plan.source.digest,
@@ -45,7 +45,8 @@ async def how_built(plan: Plan, driver: str, output: Snapshot) -> Built:
 async def source_state(folder: Path) -> tuple[str | None, bool | None]:
     """The commit that is checked out, and whether anything there differs from it; None for what is not known.
 
-    A checkout can name programs for git to run. Only what runs none is asked, and nothing of the index is written.
+    It never fails a build. A checkout can name programs for git to run: only what runs none is asked, and nothing
+    of the index is written.
     """
     commit = await _git(folder, "rev-parse", "--verify", "HEAD^{commit}")
     if commit is None or not re.fullmatch(r"[0-9a-f]{40}|[0-9a-f]{64}", commit.strip()):

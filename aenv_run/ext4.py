@@ -153,7 +153,7 @@ class Ext4:
     def extents(self, inode: Inode) -> list[Extent]:
         """Where its content is, in order; what is missing reads as zeroes."""
         if inode.flags & EXTENTS_FLAG:
-            found = list(self._extent_node(inode, inode.content, MAX_DEPTH + 1))
+            found = list(self._extent_node(inode, inode.content, MAX_DEPTH + 1, set()))
         else:
             found = list(self._pointers(inode))
         last = 0
@@ -163,14 +163,17 @@ class Ext4:
             last = one.logical + one.count
         return found
 
-    def _extent_node(self, inode: Inode, node: bytes, below: int) -> Iterator[Extent]:
+    def _extent_node(self, inode: Inode, node: bytes, below: int, seen: set[int]) -> Iterator[Extent]:
         magic, entries, _, depth = struct.unpack_from("<HHHH", node)
         if magic != EXTENT_MAGIC or depth >= below or 12 + entries * 12 > len(node):
             raise self._bad(f"inode {inode.number} has a damaged extent tree")
         for at in range(12, 12 + entries * 12, 12):
             if depth:
                 _, low, high = struct.unpack_from("<IIH", node, at)
-                yield from self._extent_node(inode, self._block(low | high << 32), depth)
+                if (number := low | high << 32) in seen:  # a few blocks that name each other would be a forest
+                    raise self._bad(f"inode {inode.number} has a block twice in its extent tree")
+                seen.add(number)
+                yield from self._extent_node(inode, self._block(number), depth, seen)
                 continue
             logical, count, high, low = struct.unpack_from("<IHHI", node, at)
             if count <= UNWRITTEN:  # one that is unwritten reads as zeroes
@@ -183,18 +186,22 @@ class Ext4:
             if physical and logical < needed:
                 yield Extent(logical, physical, 1)
         start, each = DIRECT, self.block_bytes // 4
+        seen: set[int] = set()
         for depth in range(1, TREES + 1):
-            yield from self._pointer_tree(pointers[DIRECT - 1 + depth], start, depth, needed)
+            yield from self._pointer_tree(pointers[DIRECT - 1 + depth], start, depth, needed, seen)
             start += each**depth
 
-    def _pointer_tree(self, block: int, start: int, depth: int, needed: int) -> Iterator[Extent]:
+    def _pointer_tree(self, block: int, start: int, depth: int, needed: int, seen: set[int]) -> Iterator[Extent]:
         if not block or start >= needed:
             return
+        if block in seen:
+            raise self._bad(f"block {block} is twice among those that hold pointers of an inode")
+        seen.add(block)
         each = (self.block_bytes // 4) ** (depth - 1)
         for index, physical in enumerate(struct.unpack(f"<{self.block_bytes // 4}I", self._block(block))):
             logical = start + index * each
             if depth > 1:
-                yield from self._pointer_tree(physical, logical, depth - 1, needed)
+                yield from self._pointer_tree(physical, logical, depth - 1, needed, seen)
             elif physical and logical < needed:
                 yield Extent(logical, physical, 1)
 

@@ -86,6 +86,8 @@ def _take_in(
     name = name or _exported_name(descriptor)
     if name is not None:
         require_publishable(name)
+    elif tags:
+        raise InvalidInput("a tag belongs to a name, and the layout has none", fix="give one with --name")
     missing = _missing(lineage, artifact, catalog.repository)
     total, done = sum(blob.size_bytes for blob in missing.values()), 0
     if total > limit_bytes:

@@ -65,6 +65,11 @@ class Labels:
                     fix="remove some with --delete",
                 )
             data = canonical_json(LabelsRecord(labels=after))
+            if len(data) > MAX_RECORD_BYTES:
+                raise InvalidInput(
+                    f"the labels of {name}:{version} would have {len(data)} bytes, more than {MAX_RECORD_BYTES}",
+                    fix="make them shorter, or remove some with --delete",
+                )
             if data == present or (present is None and not after):
                 return after
             if self._store.swap(labels_key(name, version), data, expected=present):

@@ -16,8 +16,8 @@ from aenv_run.catalog.records import (
     version_key,
 )
 from aenv_run.digest import canonical_json
-from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsupported
-from aenv_run.repository import Repository
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound, Unsupported
+from aenv_run.repository import MAX_RECORD_BYTES, Repository
 from aenv_run.types import Name
 
 
@@ -55,6 +55,12 @@ class Versions:
     def claim(self, name: Name, record: VersionRecord) -> Version:
         """Write it under the next number, unless the highest version says as much: then it is that one."""
         data = canonical_json(record)
+        if len(data) > MAX_RECORD_BYTES // 2:  # its removal holds it too
+            raise InvalidInput(
+                f"the record of a version of {name} would have {len(data)} bytes, more than a half of "
+                f"{MAX_RECORD_BYTES}",
+                fix="shorten what is noted of how it was built",
+            )
         for _ in range(RACE_TRIES):
             live, removed = self.live(name), self.removed(name)
             if live:

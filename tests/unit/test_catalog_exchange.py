@@ -298,6 +298,8 @@ def test_a_name_that_is_none_is_not_taken_over(made: Made, other: Other) -> None
     index_with(made, annotations={"org.opencontainers.image.ref.name": "../../etc/x:1"})
     assert other.take_in(made.layout) == made.top.id
     assert other.catalog.names() == () and check(other.repository, deep=True).counts["snapshots"] == 3
+    with pytest.raises(InvalidInput, match="--name"):
+        other.take_in(made.layout, tags=(Tag("latest"),))
     with pytest.raises(InvalidInput, match="reads like"):
         other.take_in(made.layout, name=Name("deadbeefcafe"))
 

@@ -75,6 +75,17 @@ def test_a_label_that_cannot_be(catalog: Catalog, labels: dict[str, str]) -> Non
     assert catalog.labels.of(ONE, 1) == {}
 
 
+def test_no_record_is_written_that_would_be_too_large_to_read(catalog: Catalog) -> None:
+    wide = {f"k{number}": "\u4e2d" * 500 for number in range(50)}
+    with pytest.raises(InvalidInput, match="bytes, more than"):
+        catalog.label(ONE, 1, wide)
+    assert catalog.labels.of(ONE, 1) == {}
+    built = Built(verified=tuple("v" * 500 for _ in range(100)))
+    with pytest.raises(InvalidInput, match="bytes, more than"):
+        catalog.publish(TWO, catalog.resolve("swe-task").snapshot_id, built=built)
+    assert catalog.versions(TWO) == (1,) and check(catalog.repository).ok
+
+
 def test_labels_are_bounded_and_none_is_lost_to_another(catalog: Catalog) -> None:
     with pytest.raises(InvalidInput, match="more than 64"):
         catalog.label(ONE, 1, {f"k{number}": "" for number in range(MAX_LABELS + 1)})

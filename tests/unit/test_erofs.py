@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import stat
 import struct
 from pathlib import Path
@@ -158,6 +159,30 @@ async def test_a_damaged_file_system_is_an_error_of_ours(raw: Path, tmp_path: Pa
             assert isinstance(error, CorruptData | Unsupported)
             failed += 1
     assert failed > 10
+
+
+@pytest.mark.parametrize("kind", ["extents", "pointers"])
+def test_blocks_that_name_one_block_many_times_are_no_forest(raw: Path, tmp_path: Path, kind: str) -> None:
+    """A few blocks could make a tree of a billion extents, in which a reader would be lost."""
+    copy = tmp_path / "raw"
+    shutil.copy(raw, copy)
+    with Ext4(copy) as source:
+        above, below = source.blocks - 2, source.blocks - 1
+        size = source.block_bytes
+    with copy.open("r+b") as file:
+        file.seek(above * size)
+        if kind == "extents":
+            file.write(struct.pack("<HHHHI", 0xF30A, 340, 340, 1, 0) + struct.pack("<IIHH", 0, below, 0, 0) * 340)
+            file.seek(below * size)
+            file.write(struct.pack("<HHHHI", 0xF30A, 0, 340, 0, 0))
+            content = struct.pack("<HHHHI", 0xF30A, 1, 4, 2, 0) + struct.pack("<IIHH", 0, above, 0, 0)
+        else:
+            file.write(struct.pack("<I", below) * (size // 4))
+            content = struct.pack("<15I", *[0] * 13, above, 0)
+    flags = 0x80000 if kind == "extents" else 0
+    inode = Inode(12, stat.S_IFREG | 0o644, 0, 0, 1 << 50, 0, 0, 1, (0, 0), flags, content.ljust(60, b"\0"))
+    with Ext4(copy) as source, pytest.raises(CorruptData, match="twice"):
+        source.extents(inode)
 
 
 def test_a_directory_that_gvisor_would_misread_is_refused(tmp_path: Path) -> None:
