@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from aenv_build.ignore import Ignore
 from aenv_run.digest import CHUNK_BYTES, digest_file
 from aenv_run.errors import Conflict, InvalidInput, ProtocolError
 from aenv_run.types import Digest, MachineSpec
@@ -43,29 +44,36 @@ class CopiedFiles:
     root: Path
     is_directory: bool
     digest: Digest
+    ignore: Ignore | None = None
 
 
-def examine(root: Path) -> CopiedFiles:
-    """Digest the file or directory. A link as root is followed, links below it are copied as links."""
+def examine(root: Path, ignore: Ignore | None = None) -> CopiedFiles:
+    """Digest the file or directory. A link as root is followed, links below it are copied as links.
+
+    What ``ignore`` hides is not there; ``InvalidInput`` if that is all of it.
+    """
     root = root.resolve(strict=True)
-    summary = hashlib.sha256()
-    for entry in _walk(root):
+    summary, count = hashlib.sha256(), 0
+    for entry in _walk(root, ignore):
         _add(summary, entry, _content_digest(entry))
-    return CopiedFiles(root, root.is_dir(), Digest("sha256:" + summary.hexdigest()))
+        count += 1
+    if ignore is not None and not count:
+        raise InvalidInput(f"{ignore.file} leaves out all of it", fix="add a line '!…' that takes it in again")
+    return CopiedFiles(root, root.is_dir(), Digest("sha256:" + summary.hexdigest()), ignore)
 
 
 class Readings:
     """What was read of the host's files, each once, however many cells of a recipe copy it. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._copied: dict[Path, CopiedFiles] = {}
+        self._copied: dict[tuple[Path, Ignore | None], CopiedFiles] = {}
         self._digests: dict[Path, Digest] = {}
 
-    def examine(self, root: Path) -> CopiedFiles:
+    def examine(self, root: Path, ignore: Ignore | None = None) -> CopiedFiles:
         """As the function of that name."""
-        if root not in self._copied:
-            self._copied[root] = examine(root)
-        return self._copied[root]
+        if (root, ignore) not in self._copied:
+            self._copied[root, ignore] = examine(root, ignore)
+        return self._copied[root, ignore]
 
     def digest(self, path: Path) -> Digest:
         """sha256 of a file."""
@@ -81,7 +89,7 @@ def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
     """
     summary = hashlib.sha256()
     with target.open("wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for entry in _walk(files.root):
+        for entry in _walk(files.root, files.ignore):
             member = tarfile.TarInfo(os.fsdecode(entry.name) or name)
             member.mode = 0o755 if entry.executable or entry.kind == "d" else 0o644
             content = b""
@@ -210,25 +218,43 @@ def _content_digest(entry: Entry) -> bytes:
     return digest.digest()
 
 
-def _walk(root: Path) -> Iterator[Entry]:
-    """The root, then all below it, parents first, in order of their bytes."""
-    pending = [(b"", os.fsencode(root))]
+def _walk(root: Path, ignore: Ignore | None = None) -> Iterator[Entry]:
+    """The root, then all below it, parents first, in order of their bytes; of what is left out nothing.
+
+    A directory that is left out comes after all when something in it is taken in again.
+    """
+    pending: list[tuple[bytes, bytes, tuple[Entry, ...]]] = [(b"", os.fsencode(root), ())]
+    shown: set[bytes] = set()
     count = 0
     while pending:
-        name, path = pending.pop()
+        name, path, above = pending.pop()
+        hidden = ignore is not None and ignore.hides(os.fsdecode(name))
+        if hidden and not (ignore and ignore.takes_in_again):
+            continue
         count += 1
         if count > MAX_ENTRIES:
             raise InvalidInput(f"{root} holds more than {MAX_ENTRIES} files", fix="copy less, or use an archive")
         info = os.lstat(path)
-        if stat.S_ISDIR(info.st_mode):
-            yield Entry(name, path, "d")
+        is_directory = stat.S_ISDIR(info.st_mode)
+        if hidden and not is_directory:
+            continue
+        entry = _entry(name, path, info)
+        if not hidden:
+            yield from (one for one in (*above, entry) if one.name not in shown)
+            shown.update(one.name for one in above)
+            above = ()
+        if is_directory:
+            above = (*above, entry) if hidden else ()
             children = sorted(os.listdir(path), reverse=True)  # noqa: PTH208 - bytes
-            pending += [(name + b"/" + child if name else child, path + b"/" + child) for child in children]
-        elif stat.S_ISLNK(info.st_mode):
-            yield Entry(name, path, "l", target=os.readlink(path))  # noqa: PTH115 - bytes
-        elif stat.S_ISREG(info.st_mode):
-            yield Entry(name, path, "f", bool(info.st_mode & 0o100), info.st_size)
-        else:
-            raise InvalidInput(
-                f"{os.fsdecode(path)} is a socket, pipe or device; copy takes files, directories and links"
-            )
+            prefix = name + b"/" if name else b""
+            pending += [(prefix + child, path + b"/" + child, above) for child in children]
+
+
+def _entry(name: bytes, path: bytes, info: os.stat_result) -> Entry:
+    if stat.S_ISDIR(info.st_mode):
+        return Entry(name, path, "d")
+    if stat.S_ISLNK(info.st_mode):
+        return Entry(name, path, "l", target=os.readlink(path))  # noqa: PTH115 - bytes
+    if stat.S_ISREG(info.st_mode):
+        return Entry(name, path, "f", bool(info.st_mode & 0o100), info.st_size)
+    raise InvalidInput(f"{os.fsdecode(path)} is a socket, pipe or device; copy takes files, directories and links")

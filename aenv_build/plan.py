@@ -10,6 +10,7 @@ from aenv_build.bases.image import ResolvedImage
 from aenv_build.document import Where
 from aenv_build.files import CopiedFiles, Readings
 from aenv_build.graph import Graph
+from aenv_build.ignore import Ignore
 from aenv_build.install import require_alone
 from aenv_build.keys import HostFacts, Inputs, fields, inputs
 from aenv_build.load import Source
@@ -190,9 +191,10 @@ class _Planner:
             raise self._source.error(where, f"{step.verb}: {where[-1]} is empty")
         folder = self._source.folder_at(where)
         try:
+            if step.pip is None:
+                return self._readings.examine(folder / path, Ignore.beside(folder, folder / path))
             found = self._readings.examine(folder / path)
-            if step.pip is not None:
-                require_alone(found.root)
+            require_alone(found.root)
             return found
         except FileNotFoundError:
             raise self._source.error(
