@@ -9,11 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from aenv_run.catalog import Catalog, Event, history, removed_key, tag_key, version_key
 from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
-from aenv_run.cli.command import run
+from aenv_run.cli.command import cli, run
 from aenv_run.errors import Conflict, InvalidInput, NotFound
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
@@ -266,3 +267,23 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     }
     assert json.loads(said("rm", "swe-task:1", "--json")) == {"removed": ["swe-task:1"]}
     assert check(catalog.repository).ok
+
+
+def test_the_shell_completes_names_versions_and_tags(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AENV_HOME", str(tmp_path))
+    catalog = Catalog(Repository(PosixStore(tmp_path / "repository")))
+    catalog.publish(NAME, commit(catalog.repository, tmp_path, b"1").id, [LATEST, STABLE])
+    catalog.publish(Name("other"), commit(catalog.repository, tmp_path, b"2").id)
+
+    def completed(*words: str) -> list[str]:
+        *before, last = words
+        shell = ShellComplete(cli, {}, "aenv", "_AENV_COMPLETE")
+        return [item.value for item in shell.get_completions(["catalog", *before], last)]
+
+    assert completed("promote", "swe") == ["swe-task:1", "swe-task:latest", "swe-task:stable"]
+    assert completed("rollback", "") == ["other", "swe-task"]
+    assert completed("rollback", "swe-task", "s") == ["stable"]
+    assert completed("retain", "o") == ["other"] and completed("diff", "other:1", "swe-task:s") == [
+        "swe-task:stable"
+    ]
+    assert set(completed("")) >= {"promote", "rollback", "history", "label", "search", "diff", "export", "import"}
