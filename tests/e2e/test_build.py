@@ -249,3 +249,24 @@ async def test_interrupt_leaves_nothing(place: Path, wait_for: str) -> None:
     assert err.decode().splitlines()[-2].startswith("error: interrupted: every machine was ended")
     assert b"Traceback" not in err
     assert_clean(place)
+
+
+async def test_cells_share_steps_and_one_that_takes_too_long_ends_no_other(place: Path) -> None:
+    """A matrix on real machines: the shared step runs once; a step over its time is tried again, then fails."""
+    text = (
+        RECIPE[: RECIPE.index("  - id: two")].replace("name: tiny", "name: cell-{{ matrix.nap }}")
+        + "  - {id: nap, run: 'echo asleep; sleep {{ matrix.nap }}', timeout: 2s, retry: 1}\n"
+    ).replace("base:", "matrix: {nap: ['0', '600']}\nbase:")
+    built = await build(place, text, "--json", "--events", "json")
+    assert built.code == 1, built.err
+    events = [json.loads(line) for line in built.err.splitlines() if line.startswith("{")]
+    tries = [(event["cell"], event["attempt"]) for event in events if event["event"] == "stage_retried"]
+    assert tries == [("nap=600", 1)]
+    said = [event for event in events if event["event"] == "stage_output" and event["step"] == "one"]
+    assert len(said) <= 1, "it runs once, or was cached by another test"
+    failed = next(event for event in events if event["event"] == "build_failed")
+    assert (
+        failed["code"] == "step_failed" and "1 of 2 cells failed:\ncell nap=600: step 'nap'" in failed["message"]
+    )
+    assert [out["name"] for out in built.result["outputs"]] == ["cell-0"]  # type: ignore[attr-defined]
+    assert_clean(place)

@@ -17,7 +17,8 @@ def states(aenv: Aenv) -> dict[str, str]:
 def test_hooks_of_a_snapshot_run_in_what_is_restored_from_it(aenv: Aenv) -> None:
     seed = aenv("start", "tiny").stdout.strip()
     create = ("snapshot", "create", seed, "--name", "hooked")
-    aenv(*create, "--on-restore", LOG, "--on-fork", LOG)
+    before = LOG.replace("$AENV_START", "$AENV_BEFORE")
+    aenv(*create, "--on-restore", LOG, "--on-fork", LOG, "--on-pause", f"{before}; test ! -e /dev/shm/busy")
     aenv("rm", seed)
     shown = aenv("catalog", "show", "hooked").stdout
     assert "on_fork" in shown and LOG in shown
@@ -26,6 +27,10 @@ def test_hooks_of_a_snapshot_run_in_what_is_restored_from_it(aenv: Aenv) -> None
     one = aenv("start", "hooked").stdout.strip()
     child = aenv("fork", one).stdout.strip()
     try:
+        aenv("exec", child, "--", "touch", "/dev/shm/busy")
+        assert "the hook on_pause of sandbox" in aenv("pause", child, code=1).stderr
+        assert states(aenv)[child] == "running"
+        aenv("exec", child, "--", "rm", "/dev/shm/busy")
         aenv("pause", child)
         aenv("resume", child)
         log = aenv("exec", child, "--", "cat", "/dev/shm/log").stdout.splitlines()
@@ -33,6 +38,8 @@ def test_hooks_of_a_snapshot_run_in_what_is_restored_from_it(aenv: Aenv) -> None
             f"on_restore launch {one} yes /srv {one}",
             f"on_fork fork {child} yes /srv {child}",
             f"on_restore fork {child} yes /srv {child}",
+            f"on_pause pause {child} yes /srv {child}",
+            f"on_pause pause {child} yes /srv {child}",
             f"on_restore resume {child} yes /srv {child}",
         ]
     finally:
