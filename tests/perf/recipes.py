@@ -37,6 +37,8 @@ ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "build" / "recipes.json"
 VERIFY_TIMEOUT_S = 600.0
 MAX_SHOWN = 3000
+#: Of the table, where the output is no terminal too.
+WIDTH = 100
 
 
 class Measured(Model):
@@ -171,7 +173,7 @@ def main() -> int:
             kept.failed[name] = str(error)
             sys.stderr.write(f"{name}: {error}\n")
         write_kept(kept)
-    Console().print(table(kept))
+    Console(width=WIDTH).print(table(kept))
     sys.stderr.write(f"{KEPT.relative_to(ROOT)} has all of it; failed: {', '.join(kept.failed) or 'none'}\n")
     return 1 if kept.failed else 0
 
