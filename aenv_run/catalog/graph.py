@@ -42,7 +42,7 @@ class Graph(Model):
     nodes: tuple[Node, ...]
 
 
-def graph(catalog: Catalog, reference: str) -> Graph:
+def graph(catalog: Catalog, reference: str, *, max_nodes: int = MAX_NODES) -> Graph:
     """The lineages of all versions of a name, or of one version or tag, together."""
     wanted = Reference.parse(reference)
     if wanted.name is None:
@@ -61,9 +61,9 @@ def graph(catalog: Catalog, reference: str) -> Graph:
     for start in starts:
         at: SnapshotId | None = start
         while at is not None and at not in nodes:
-            if len(nodes) >= MAX_NODES:
+            if len(nodes) >= max_nodes:
                 raise TooLarge(
-                    f"the graph of {reference} has more than {MAX_NODES} snapshots",
+                    f"the graph of {reference} has more than {max_nodes} snapshots",
                     fix="draw that of one version: aenv catalog graph NAME:VERSION",
                 )
             node = _node(catalog, at)

@@ -10,11 +10,9 @@ import pytest
 from aenv_run.catalog import Catalog
 from aenv_run.catalog.graph import MAX_NODES, Graph, Node, as_dot, as_mermaid, as_text, graph
 from aenv_run.cli.command import run
-from aenv_run.digest import canonical_json
 from aenv_run.errors import NotFound, TooLarge
 from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Provenance, Snapshot
-from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId, Tag
 from tests.bytes_half import capture, draft
@@ -90,17 +88,11 @@ def test_long_chains_and_the_bound(made: Made, tmp_path: Path) -> None:
     assert as_dot(chain).count(" -> ") == MAX_NODES - 1
 
 
-def test_a_graph_that_is_too_large(tmp_path: Path) -> None:
-    home = Made(tmp_path)
-    store, tip = MemoryStore(), home.base
-    raw = home.base.model_dump(mode="json")
-    for _ in range(MAX_NODES):
-        tip = Snapshot.model_validate({**raw, "parent": tip.id})
-        store.put_new(manifest_key(tip.id), canonical_json(tip))
-    catalog = Catalog(Repository(store), by="x")
-    catalog.publish(Name("deep"), tip.id)
-    with pytest.raises(TooLarge, match="more than 2000"):
-        graph(catalog, "deep")
+def test_a_graph_that_is_too_large(made: Made) -> None:
+    assert len(graph(made.catalog, "task", max_nodes=5).nodes) == 5
+    with pytest.raises(TooLarge, match="more than 4") as caught:
+        graph(made.catalog, "task", max_nodes=4)
+    assert "NAME:VERSION" in caught.value.fix and graph(made.catalog, "task:2", max_nodes=4)
 
 
 def test_commands(made: Made, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,7 +20,7 @@ from aenv_run.lifecycle import State
 from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Snapshot
 from aenv_run.store.memory import Crash, Fault, MemoryStore
-from aenv_run.types import Name, Tag
+from aenv_run.types import Name, SnapshotId, Tag
 from aenv_run.used_snapshots import used_snapshots
 from tests.bytes_half import commit
 from tests.unit.node_site import Site, launch, make_site
@@ -109,6 +109,17 @@ def test_what_cannot_be_read_removes_nothing(made: Made) -> None:
         retain(made.catalog, NAME, Rules(newest=2), {})
     assert made.catalog.versions(NAME) == (1, 3, 4, 5, 6)
     assert "cannot be read" in stay(decide(made.catalog, NAME, Rules(newest=4), {}))[1]
+
+
+def test_a_tag_that_comes_while_it_is_decided_keeps_its_version(made: Made) -> None:
+    class Meanwhile(dict[SnapshotId, str]):
+        """Somebody promotes version 1 after its tags were looked at."""
+
+        def get(self, id: SnapshotId, default: object = None) -> None:  # type: ignore[override]
+            made.catalog.tag(NAME, Tag("late"), 1)
+
+    assert stay(retain(made.catalog, NAME, Rules(newest=3), Meanwhile()))[1] == "tagged late"
+    assert made.catalog.resolve(f"{NAME}:late").version == 1 and check(made.repository).ok
 
 
 def test_no_rule_removes_nothing(made: Made) -> None:
