@@ -167,9 +167,9 @@ async def _build(options: Options, telling: Telling) -> None:
         require_same(options.recipe, lock, await pins_today(sources, options.home, repository))
     selected, plans = await prepare(sources, options.driver, options.home, repository, lent, lock)
     if options.plan_only:
-        elsewhere = Elsewhere.opened(options.cache_from, options.home)
-        ledger = Ledger(repository, fresh=options.no_cache, elsewhere=elsewhere)
-        fresh = Freshness(datetime.now(UTC), options.since)
+        elsewhere = Elsewhere.opened(() if options.no_cache else options.cache_from, options.home)
+        ledger = Ledger(repository, elsewhere=elsewhere)
+        fresh = Freshness(datetime.now(UTC), options.since, options.no_cache)
         known = [await asyncio.to_thread(look_up, plan, ledger, repository, fresh) for plan in plans]
         for warning in elsewhere.warnings:
             click.echo(f"warning: {printable(warning)}", err=True)

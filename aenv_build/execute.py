@@ -19,7 +19,7 @@ from aenv_build.cache_mounts import Mounts, MountStore
 from aenv_build.commit import Committer
 from aenv_build.elsewhere import Elsewhere
 from aenv_build.files import disk_limit
-from aenv_build.known import Freshness, look_up
+from aenv_build.known import Freshness, Old, look_up
 from aenv_build.ledger import BASE, Ledger, Notes
 from aenv_build.lent import Lent
 from aenv_build.locks import key_lock
@@ -58,6 +58,7 @@ class Workshop:
 
     ``retries``: of steps that do not say it themselves, with a pause that grows from ``retry_wait_s``. ``since``:
     results that were made before do not count. ``cache_from``: other repositories to copy results from.
+    ``made``: keys of what was made with it; cells of one recipe share it.
     """
 
     home: Home
@@ -75,6 +76,7 @@ class Workshop:
     retry_wait_s: float = 1.0
     since: datetime | None = None
     cache_from: tuple[str, ...] = ()
+    made: set[StageKey] = field(default_factory=set)
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     guests: GuestFactory = Guest
     mount_limit_bytes: int = MOUNT_LIMIT_BYTES
@@ -147,10 +149,10 @@ class _Run:
         self._shop = workshop
         self._elsewhere = Elsewhere.opened(workshop.cache_from, workshop.home, directory)
         self._ledger = Ledger(
-            workshop.repository, fresh=workshop.fresh, clock=workshop.clock, elsewhere=self._elsewhere
+            workshop.repository, clock=workshop.clock, elsewhere=None if workshop.fresh else self._elsewhere
         )
-        self._began = workshop.clock()
         self._too_old: Mapping[str, str] = {}
+        self._old = Old({}, {})
         self._origins: Mapping[str, str] = {}
         self._notes = Notes.of(workshop.home, plan.source)
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
@@ -178,9 +180,9 @@ class _Run:
     async def all(self) -> None:
         """Look up what is known, then run the rest."""
         self._refuse_memory_without_the_driver()
-        freshness = Freshness(self._began, self._shop.since)
+        freshness = Freshness(self._shop.clock(), self._shop.since, self._shop.fresh, self._shop.made)
         known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
-        self._too_old, self._origins = known.too_old, known.origins
+        self._too_old, self._old, self._origins = known.too_old, known.old, known.origins
         self._snapshots.update(known.stages)
         if known.base is not None:
             self._snapshots[None] = known.base
@@ -299,10 +301,12 @@ class _Run:
         if kept is None or step not in self._too_old:
             return kept.snapshot if kept else None
         stands = parent is None or parent.id in {kept.snapshot.id, kept.snapshot.parent}
-        return kept.snapshot if stands and kept.at > self._began else None
+        return kept.snapshot if stands and kept.at != self._old.steps.get(step) else None
 
     async def _keep(self, step: str, key: StageKey, snapshot: Snapshot) -> Snapshot:
-        return await in_thread(self._ledger.keep, "stages", key, snapshot, replace=step in self._too_old)
+        kept = await in_thread(self._ledger.keep, "stages", key, snapshot, replace=step in self._too_old)
+        self._shop.made.add(key)
+        return kept
 
     async def _run_stage(self, stage: Stage, inherited: StagingMachine | None, *, keep_machine: bool) -> Snapshot:
         """Run it, again where it may be tried again: each time from the same state on a fresh machine."""
@@ -426,8 +430,7 @@ class _Run:
         state = self._snapshots[state_of(self._plan, planned.state)]
         async with self._locked(planned.key, f"output {planned.name}"):
             kept = await in_thread(self._ledger.recall, "outputs", planned.key)
-            # One of a state that was made again since is of the old one.
-            stale = kept is not None and bool(self._too_old) and kept.snapshot.parent != state.id
+            stale = kept is not None and kept.at == self._old.outputs.get(position)
             found = kept.snapshot if kept is not None and not stale else None
             if found is None:
                 found = await self._make_output(planned, state)
@@ -463,8 +466,6 @@ class _Run:
         return f"cached, copied from {self._origins[step]}" if step in self._origins else "cached"
 
     def _why(self, step: str) -> str:
-        if self._shop.fresh:
-            return "the cache is not used"
         if step in self._too_old:
             return self._too_old[step]
         inputs = self._plan.base.inputs if step == BASE else self._plan.stages[step].inputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
@@ -15,6 +16,15 @@ from aenv_build.wording import duration
 from aenv_run.errors import InvalidInput
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
+from aenv_run.types import StageKey
+
+
+@dataclass(frozen=True)
+class Old:
+    """When the results were made that do not count, by step and by position of an output: to know newer ones."""
+
+    steps: dict[str, datetime]
+    outputs: dict[int, datetime]
 
 
 @dataclass(frozen=True)
@@ -28,18 +38,33 @@ class Known:
     stages: dict[str, Snapshot]
     outputs: dict[int, Snapshot]
     too_old: dict[str, str] = field(default_factory=dict)
+    old: Old = field(default_factory=lambda: Old({}, {}))
     origins: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Freshness:
-    """``now`` is when the build began. ``since``: nothing that was made before counts."""
+    """``now`` is when the build began. ``since``: nothing that was made before counts. ``nothing``: nothing does.
+
+    ``made``: keys of what other cells of this very build have made; that counts in any case.
+    """
 
     now: datetime
     since: datetime | None = None
+    nothing: bool = False
+    made: AbstractSet[StageKey] = frozenset()
 
-    def too_old(self, ttl_s: int | None, at: datetime) -> str:
+    @property
+    def ages_all(self) -> bool:
+        """Whether results of steps without a ``ttl`` may be too old."""
+        return self.nothing or self.since is not None
+
+    def too_old(self, key: StageKey, ttl_s: int | None, at: datetime) -> str:
         """Why a result of that moment does not count; empty if it does."""
+        if key in self.made:
+            return ""
+        if self.nothing:
+            return "the cache is not used"
         if self.since is not None and at < self.since:
             return f"older than {self.since.astimezone(UTC):%Y-%m-%d %H:%M}"
         if ttl_s is not None and self.now - at > timedelta(seconds=ttl_s):
@@ -78,12 +103,13 @@ class _Looking:
         self._kept: dict[str | None, Kept] = {}
         self._too_old: dict[str | None, str] = {}
         #: Steps whose results may get too old, with all that stands on them.
-        self._ages: set[str | None] = {None} if freshness.since is not None else set()
+        self._ages: set[str | None] = {None} if freshness.ages_all else set()
+        self._old = Old({}, {})
 
     def known(self) -> Known:
         base = self._base()
         for stage in self._plan.stages.values():  # each follows what it needs
-            if stage.step.ttl is not None or self._freshness.since is not None:
+            if stage.step.ttl is not None or self._freshness.ages_all:
                 self._ages.add(stage.id)
             if not self._ages.isdisjoint(self._below(stage)):
                 self._ages.add(stage.id)
@@ -93,12 +119,18 @@ class _Looking:
         for position, out in enumerate(self._plan.outputs):
             kept = self._ledger.recall("outputs", out.key)
             state = state_of(self._plan, out.state)
-            if kept is not None and not self._stands_on_old(kept, state, state in self._ages):
+            if kept is None:
+                continue
+            if self._freshness.too_old(out.key, None, kept.at) or self._stands_on_old(
+                kept, state, state in self._ages
+            ):
+                self._old.outputs[position] = kept.at
+            else:
                 outputs[position] = kept.snapshot
         stages = {step: kept.snapshot for step, kept in self._kept.items() if step is not None}
         too_old = {step or BASE: why for step, why in self._too_old.items()}
         origins = {step or BASE: kept.origin for step, kept in self._kept.items() if kept.origin}
-        return Known(base, stages, outputs, too_old, origins)
+        return Known(base, stages, outputs, too_old, self._old, origins)
 
     def _base(self) -> Snapshot | None:
         if self._plan.base.snapshot is not None:
@@ -107,8 +139,9 @@ class _Looking:
         kept = self._ledger.recall("stages", self._plan.base.key)
         if kept is None:
             return None
-        if why := self._freshness.too_old(None, kept.at):
+        if why := self._freshness.too_old(self._plan.base.key, None, kept.at):
             self._too_old[None] = why
+            self._old.steps[BASE] = kept.at
             return None
         self._kept[None] = kept
         return kept.snapshot
@@ -117,11 +150,12 @@ class _Looking:
         kept = self._ledger.recall("stages", stage.key)
         if kept is None:
             return
-        why = self._freshness.too_old(stage.step.ttl, kept.at)
+        why = self._freshness.too_old(stage.key, stage.step.ttl, kept.at)
         if not why and stage.id in self._ages:
             why = self._stands_on_old(kept, state_parent(self._plan, stage), True) or self._copies_old(kept, stage)
         if why:
             self._too_old[stage.id] = why
+            self._old.steps[stage.id] = kept.at
         else:
             self._kept[stage.id] = kept
 

@@ -31,25 +31,21 @@ SHORT_DIGEST = len("sha256:") + 12
 
 
 class Ledger:
-    """Results by key. Blocking; ``fresh`` ignores what is there and replaces it."""
+    """Results by key. Blocking."""
 
     def __init__(
         self,
         repository: Repository,
         *,
-        fresh: bool = False,
         clock: Callable[[], datetime] = lambda: datetime.now(UTC),
         elsewhere: Elsewhere | None = None,
     ) -> None:
         self._repository = repository
         self._elsewhere = elsewhere
-        self._fresh = fresh
         self._clock = clock
 
     def recall(self, kind: str, key: StageKey) -> Kept | None:
         """The kept result; a record whose snapshot is gone counts as none."""
-        if self._fresh:
-            return None
         kept = self._repository.recall(kind, key, KeptResult)
         with suppress(NotFound):
             if kept is not None:
@@ -65,7 +61,7 @@ class Ledger:
     def keep(self, kind: str, key: StageKey, snapshot: Snapshot, *, replace: bool = False) -> Snapshot:
         """Record it; of two builders one wins and both go on with that one's. ``replace`` what is too old."""
         mine = KeptResult(snapshot_id=snapshot.id, at=self._clock())
-        if self._fresh or replace:
+        if replace:
             self._repository.forget(kind, key)
         kept = self._repository.record(kind, key, mine)
         if kept.snapshot_id == mine.snapshot_id:

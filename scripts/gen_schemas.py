@@ -13,6 +13,7 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from aenv_build.events import BuildEvent
+from aenv_build.lock import Lock
 from aenv_build.recipe import Recipe
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
@@ -22,6 +23,7 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 SCHEMAS: list[tuple[str, str, object]] = [
     ("recipe.schema.json", "Recipe", Recipe),
     ("events.schema.json", "Build event: one line of --events json", BuildEvent),
+    ("lock.schema.json", "recipe.lock", Lock),
     ("snapshot.schema.json", "Snapshot manifest", Snapshot),
     (
         "catalog.schema.json",

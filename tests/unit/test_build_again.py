@@ -14,8 +14,10 @@ from aenv_build.junit_report import JunitReport
 from aenv_build.known import Freshness, parse_since
 from aenv_build.progress import PlainLines
 from aenv_run.errors import InvalidInput, SandboxDead, StepFailed
+from aenv_run.types import StageKey
 from tests.unit.build_site import HEAD, BuildSite
 
+KEY = StageKey("0" * 64)
 RECIPE = HEAD + "steps:\n  - {id: fetch, run: fetch, retry: 2}\n  - {id: work, run: work}\n"
 
 
@@ -151,4 +153,4 @@ def test_dates() -> None:
     assert week is not None and abs(datetime.now(UTC) - week - timedelta(days=7)) < timedelta(minutes=1)
     with pytest.raises(InvalidInput, match="not a date"):
         parse_since("yesterday")
-    assert Freshness(datetime.now(UTC)).too_old(None, datetime(1970, 1, 1, tzinfo=UTC)) == ""
+    assert Freshness(datetime.now(UTC)).too_old(KEY, None, datetime(1970, 1, 1, tzinfo=UTC)) == ""

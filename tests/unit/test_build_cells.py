@@ -42,6 +42,20 @@ async def test_steps_that_cells_share_run_once(tmp_path: Path) -> None:
     assert site.commands[len(before) :] == ["python 3.14", "more"]
 
 
+async def test_without_the_cache_all_runs_again_and_shared_steps_still_once(tmp_path: Path) -> None:
+    site = BuildSite.make(tmp_path)
+    await site.cells(MATRIX)
+    for _ in range(2):
+        site.commands.clear()
+        cells = await site.cells(MATRIX, fresh=True)
+        require_all(cells)
+        assert sorted(set(site.commands)) == ["more", "python 3.11", "python 3.12", "python 3.13", "tools"]
+        assert site.commands.count("tools") == 1 and len(site.commands) == 7
+    site.commands.clear()
+    await site.cells(MATRIX)
+    assert site.commands == [] and site.clean()
+
+
 async def test_a_cell_that_fails_ends_no_other(tmp_path: Path) -> None:
     site = BuildSite.make(tmp_path)
     site.engine.outcomes["python 3.12"] = 3
