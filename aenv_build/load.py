@@ -161,8 +161,8 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
         where: Where = ("steps", index)
         if step.ready and not step.start:
             raise document.error((*where, "ready"), "'ready' belongs to a step with 'start'", key=True)
-        if step.ready and (step.ready.command is None) == (step.ready.port is None):
-            raise document.error((*where, "ready"), "ready takes exactly one of command, port")
+        if step.ready and (step.ready.command, step.ready.port, step.ready.url).count(None) != 2:
+            raise document.error((*where, "ready"), "ready takes exactly one of command, port, url")
         for key in ("timeout", "retry", "ttl", "salt"):
             if getattr(step, key) is not None and step.verb not in Step.TIMED:
                 raise document.error((*where, key), f"a step with '{step.verb}' takes no {key}", key=True)

@@ -156,7 +156,7 @@ class _Planner:
         parent_inputs = before.inputs if before else self._base.inputs
         after = _context_after(context, step)
         files = self._files(index, step)
-        memory = step.verb == "start" or bool(before and before.memory)
+        memory = step.verb in {"start", "checkpoint"} or bool(before and before.memory)
         depth = (before.depth if before else self._base.depth) + (step.verb in Step.STATES)
         if depth > MAX_DISK_LAYERS:
             raise self._source.error(
@@ -227,6 +227,9 @@ class _Planner:
             if isinstance(step.copy_.from_, FromStep):
                 values["from"] = [done[step.copy_.from_.step].key, step.copy_.from_.path]
             return inputs("stage/copy", 1, **common, **values)
+        bound = {"machine": self._machine, "memory_facts": self._facts.memory}
+        if step.checkpoint is not None:
+            return inputs("stage/checkpoint", 1, **common, **bound)
         if step.write is not None:
             return inputs("stage/write", 1, **common, files=_written(step, context))
         common["internet"] = self._source.recipe.machine.internet
@@ -242,7 +245,8 @@ class _Planner:
         if step.start is None:
             return inputs("stage/run", 1, **common, **values)
         ready = fields(step.ready) if step.ready else None
-        bound = {"machine": self._machine, "memory_facts": self._facts.memory}
+        if ready is not None and ready["url"] is None:  # the key is that of before there was any
+            del ready["url"]
         return inputs("stage/start", 1, **common, **values, **bound, ready=ready)
 
     def output(self, graph: Graph, position: int, stages: Mapping[str, Stage]) -> PlannedOutput:

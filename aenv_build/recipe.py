@@ -62,10 +62,12 @@ class Step(RecipeModel):
     """One step: exactly one verb, and what it stands on."""
 
     VERBS: ClassVar[tuple[str, ...]] = (
-        "run", "copy", "write", "apt", "pip", "git", "env", "workdir", "user", "verify", "start",
+        "run", "copy", "write", "apt", "pip", "git", "env", "workdir", "user", "verify", "start", "checkpoint",
     )  # fmt: skip
     #: Verbs for which a machine runs and after which a snapshot is committed.
-    STATES: ClassVar[frozenset[str]] = frozenset({"run", "copy", "write", "apt", "pip", "git", "start"})
+    STATES: ClassVar[frozenset[str]] = frozenset(
+        {"run", "copy", "write", "apt", "pip", "git", "start", "checkpoint"}
+    )
     #: Verbs whose command may be given something for its time. Not start: what it is given would live on.
     GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify"})
     #: Verbs whose command may have cache mounts.
@@ -86,6 +88,7 @@ class Step(RecipeModel):
     user: User | None = None
     verify: Annotated[Verify, short_form("run")] | None = None
     start: Annotated[Run, short_form("command")] | None = None
+    checkpoint: Literal[True] | None = Field(None, description="true: the state with memory, as it has booted")
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of a command; default 1h")
     secrets: tuple[SecretName, ...] = Field((), description="secrets of the recipe that its command may read")
@@ -116,7 +119,7 @@ class Step(RecipeModel):
         """The one verb of the step."""
         values: dict[str, object] = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
         values |= {"user": self.user, "verify": self.verify, "start": self.start, "write": self.write}
-        values |= {"apt": self.apt, "pip": self.pip, "git": self.git}
+        values |= {"apt": self.apt, "pip": self.pip, "git": self.git, "checkpoint": self.checkpoint}
         return next(verb for verb in self.VERBS if values[verb] is not None)
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -118,6 +119,17 @@ def _cache_path(value: str) -> str:
     return clean
 
 
+def _local_url(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        valid = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port or 1) > 0
+    except ValueError:
+        valid = False
+    if not valid or not value.isascii() or not value.isprintable() or " " in value:
+        raise ValueError(f"{value!r} is no URL: write http://localhost:8080/path")
+    return value
+
+
 def _file_path(value: str) -> str:
     if value.endswith("/"):
         raise ValueError(f"{value!r} names a directory; write the path of the file")
@@ -174,6 +186,7 @@ AptPackage = Annotated[
 ]
 GitRef = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}$")]
 GitUrl = Annotated[str, AfterValidator(_git_url)]
+LocalUrl = Annotated[str, AfterValidator(_local_url)]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]

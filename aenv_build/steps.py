@@ -260,6 +260,7 @@ class _Work:
         """What is deleted meanwhile takes no room in the layer, where the guest's kernel can tell its disk."""
         await self._remount("discard")
         yield
+        await self._guest.sync()  # the kernel tells of what is deleted when it writes its journal
         await self._remount("nodiscard")
 
     async def _remount(self, option: str) -> None:

@@ -18,6 +18,7 @@ from aenv_build.recipe_values import (
     FilePath,
     GitRef,
     GitUrl,
+    LocalUrl,
     RecipeModel,
     RelativeOrAbsolute,
     Requirement,
@@ -139,10 +140,11 @@ class Verify(RecipeModel):
 
 
 class Ready(RecipeModel):
-    """When a started command counts as up: a command that exits 0, or a TCP port that accepts."""
+    """When a started command counts as up: a command exits 0, a TCP port accepts, or a URL answers."""
 
     command: Words | None = None
     port: int | None = Field(None, ge=1, le=65535)
+    url: LocalUrl | None = Field(None, description="asked inside the sandbox; up when the status is 200 to 399")
 
 
 def places_overlap(paths: Sequence[str]) -> tuple[str, str] | None:

@@ -220,6 +220,7 @@ async def test_started_processes_live_on(place: Path) -> None:
     text = (
         RECIPE[: RECIPE.index("  - id: two")].replace("name: tiny", "name: served")
         + """
+  - {id: warm, checkpoint: true}
   - {id: ticks, start: 'while true; do echo x >> /tmp/ticks; sleep 1; done', ready: test -s /tmp/ticks}
   - {id: after, run: 'test -s /tmp/ticks; echo after > /srv/after'}
   - {id: alive, verify: 'cat /srv/after; cat /tmp/ticks > /tmp/a; sleep 3; test /tmp/ticks -nt /tmp/a'}
