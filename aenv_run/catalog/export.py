@@ -55,7 +55,7 @@ def export(catalog: Catalog, reference: str, target: Path, progress: Progress = 
     try:
         with _part(target) as part:
             for blob in blobs.values():
-                _write_blob(catalog, blob, part, _Progressing(progress, done, total))
+                _write_blob(catalog, blob, part, Told(progress, done, total))
                 done += blob.size_bytes
             for data in (artifact, *manifests):
                 _write(part / BLOBS / digest_bytes(data).hex, data)
@@ -99,7 +99,7 @@ def _part(target: Path) -> Iterator[Path]:
 
 
 @dataclass(frozen=True)
-class _Progressing:
+class Told:
     """Tells of one blob as a part of all."""
 
     progress: Progress
@@ -112,7 +112,7 @@ class _Progressing:
 
 
 class _Counted:
-    def __init__(self, read: Callable[[int], bytes], told: _Progressing) -> None:
+    def __init__(self, read: Callable[[int], bytes], told: Told) -> None:
         self._read, self._told, self._done = read, told, 0
 
     def read(self, size: int) -> bytes:
@@ -122,7 +122,7 @@ class _Counted:
         return data
 
 
-def _write_blob(catalog: Catalog, blob: Blob, part: Path, told: _Progressing) -> None:
+def _write_blob(catalog: Catalog, blob: Blob, part: Path, told: Told) -> None:
     catalog.repository.require_blob(blob)
     with _created(part / BLOBS / blob.digest.hex) as fd, catalog.repository.open_blob(blob.digest) as reader:
         write_stream_sparse(told.through(reader.read), fd)

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
-from aenv_run.catalog.export import Progress, silent
+from aenv_run.catalog.export import Progress, Told, silent
 from aenv_run.catalog.names import Catalog
 from aenv_run.catalog.oci_documents import (
     MAX_DOCUMENT_BYTES,
@@ -30,7 +31,7 @@ from aenv_run.digest import digest_bytes
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, TooLarge, from_os
 from aenv_run.repository import Repository, parse_manifest
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, Snapshot
-from aenv_run.store.sparse import copy_sparse
+from aenv_run.store.sparse import write_stream_sparse
 from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
 
 DEFAULT_LIMIT_BYTES = 256 << 30
@@ -101,9 +102,8 @@ def _take_in(
         files: dict[Digest, Path] = {}
         for blob in snapshot.blobs():
             if missing.pop(blob.digest, None) is not None:
-                files[blob.digest] = layout.copy(blob, scratch)
+                files[blob.digest] = layout.copy(blob, scratch, Told(progress, done, total))
                 done += blob.size_bytes
-                progress(done, total)
         catalog.repository.adopt(snapshot, files)
     id = lineage[0].id
     version = catalog.publish(name, id, tags) if name is not None else None
@@ -155,6 +155,19 @@ def _missing(lineage: list[Snapshot], artifact: Artifact, repository: Repository
                     ) from None
                 missing[blob.digest] = blob
     return missing
+
+
+def _limited(file: BinaryIO, limit_bytes: int) -> Callable[[int], bytes]:
+    """Reads no more than that, however fast the file grows meanwhile."""
+    left = limit_bytes
+
+    def read(size: int) -> bytes:
+        nonlocal left
+        data = file.read(min(size, left))
+        left -= len(data)
+        return data
+
+    return read
 
 
 def _exported_name(descriptor: Descriptor) -> Name | None:
@@ -210,14 +223,15 @@ class _Layout:
         with self._file(self._blobs, blob.digest.hex, f"blob {blob.digest}") as fd:
             self._require_size(fd, blob)
 
-    def copy(self, blob: Blob, scratch: Path) -> Path:
-        """A copy of our own, holes as holes. Its digest is not looked at yet."""
+    def copy(self, blob: Blob, scratch: Path, told: Told) -> Path:
+        """A copy of our own, zeroes as holes, of no more than the blob's size. Its digest is not looked at yet."""
         target = scratch / blob.digest.hex
         copy = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             with self._file(self._blobs, blob.digest.hex, f"blob {blob.digest}") as fd:
                 self._require_size(fd, blob)
-                copy_sparse(fd, copy)
+                with os.fdopen(os.dup(fd), "rb") as file:
+                    write_stream_sparse(told.through(_limited(file, blob.size_bytes)), copy)
         finally:
             os.close(copy)
         return target

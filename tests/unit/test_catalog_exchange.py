@@ -113,6 +113,15 @@ def test_the_same_snapshot_on_the_other_side(made: Made, other: Other) -> None:
     assert other.catalog.resolve("copy:latest").snapshot_id == made.top.id
 
 
+def test_both_ways_say_how_far_they_are(made: Made, other: Other) -> None:
+    told: list[tuple[int, int]] = []
+    other.take_in(made.layout, progress=lambda done, total: told.append((done, total)))
+    export(other.catalog, "task", other.root / "back", lambda done, total: told.append((done, total)))
+    total = made.exported.size_bytes
+    assert {one[1] for one in told} == {total} and [one[0] for one in told].count(total) >= 2
+    assert len([one for one in told if one[0] < total]) > 6, "also within a large blob"
+
+
 def test_what_is_there_is_not_copied(made: Made, other: Other) -> None:
     base = made.catalog.lineage(made.top.id)[-1]
     assert commit(other.repository, other.root, b"base").id == base.id
