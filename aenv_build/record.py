@@ -8,10 +8,13 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from aenv_build import events
+from aenv_build.recipe import Step
 
 #: ``waiting``: not begun, which at the end means that something else ended the build first.
 StepState: TypeAlias = Literal["waiting", "running", "cached", "not needed", "done", "failed", "stopped"]
 LAST_LINES = 40
+#: Verbs of steps that are told once, in the plan.
+_NO_WORK = frozenset(Step.VERBS) - Step.STATES - {"verify"}
 
 
 @dataclass
@@ -58,7 +61,7 @@ class Recorder:
     def __call__(self, event: events.BuildEvent) -> None:
         """Take it in."""
         if isinstance(event, events.BuildStarted):
-            work = [stage for stage in event.stages if stage.verb not in {"env", "workdir", "user"}]
+            work = [stage for stage in event.stages if stage.verb not in _NO_WORK]
             steps = {stage.step: StepRecord(stage) for stage in work}
             self.builds.append(BuildRecord(event, steps, began=time.monotonic()))
             self._of_cells[event.cell] = self.builds[-1]
