@@ -141,10 +141,13 @@ def packages(source: Ext4, files: Listing) -> dict[tuple[str, str], str]:
 
 def _dpkg(text: str) -> Iterator[tuple[str, str]]:
     for paragraph in text.split("\n\n"):
-        fields = dict(re.findall(r"(?m)^(Package|Version|Status|Architecture): *(.*)$", paragraph))
+        fields = dict(re.findall(r"(?m)^(Package|Version|Status|Architecture|Multi-Arch): *(.*)$", paragraph))
         installed = fields.get("Status", "install ok installed").endswith(" installed")
-        if installed and fields.get("Package") and fields.get("Version"):
-            yield fields["Package"], fields["Version"]
+        name = fields.get("Package", "")
+        if fields.get("Multi-Arch") == "same":  # may be there once for each architecture: as `dpkg -l` names it
+            name += f":{fields.get('Architecture', '')}"
+        if installed and name and fields.get("Version"):
+            yield name, fields["Version"]
 
 
 def _apk(text: str) -> Iterator[tuple[str, str]]:

@@ -60,6 +60,8 @@ def before(root: Path) -> None:
     status = (
         "Package: git\nStatus: install ok installed\nVersion: 1:2.39\n\n"
         "Package: vim\nStatus: install ok installed\nVersion: 9\nDescription: x\n Version: no\n\n"
+        "Package: libc6\nStatus: install ok installed\nArchitecture: amd64\nMulti-Arch: same\nVersion: 2\n\n"
+        "Package: libc6\nStatus: install ok installed\nArchitecture: i386\nMulti-Arch: same\nVersion: 2\n\n"
         "Package: old\nStatus: deinstall ok config-files\nVersion: 3\n"
     )
     write(root, "var/lib/dpkg/status", status.encode())
@@ -158,6 +160,8 @@ async def test_files_and_packages(made: Made) -> None:
     ]
     assert found.packages == (
         PackageChange(manager="dpkg", name="git", before="1:2.39", after="1:2.40"),
+        PackageChange(manager="dpkg", name="libc6:amd64", before="2", after=None),
+        PackageChange(manager="dpkg", name="libc6:i386", before="2", after=None),
         PackageChange(manager="dpkg", name="vim", before="9", after=None),
         PackageChange(manager="python", name="some-thing", before="1.0", after="2.0"),
     )
