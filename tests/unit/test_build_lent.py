@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from aenv_build.execute import build
 from aenv_build.keys import HostFacts
-from aenv_build.lent import APT_CONFIG, CERTIFICATES, Lent
+from aenv_build.lent import APT_CONFIG, CERTIFICATES, FOLDER, Lent
 from aenv_build.load import load
 from aenv_build.plan import make_plan
 from aenv_build.redact import Redactor
 from aenv_build.staging_network import Reach, StagingNetwork
-from aenv_run.errors import InvalidInput, RecipeError
+from aenv_run.errors import InvalidInput, RecipeError, Unsupported
 from aenv_run.network.policy import NameVerdict, NetworkPolicy
 from aenv_run.paths import Home
 from aenv_run.types import Architecture, Digest
+from tests.unit.node_site import make_site
+from tests.unit.pretend_build import plan_of, workshop
+from tests.unit.pretend_engine import Ran
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
 PEM = "-----BEGIN CERTIFICATE-----\nx\n-----END CERTIFICATE-----\n"
@@ -116,3 +121,33 @@ def test_a_lent_index_serves_a_recipe_without_internet(tmp_path: Path) -> None:
     check_network(source, Lent(pip_index="http://index.example"))
     with pytest.raises(RecipeError, match=r"r.yaml:4:10: pip fetches packages"):
         check_network(source, Lent(apt_mirrors=("http://deb.example/debian",)))
+
+
+async def test_a_machine_that_may_reach_some_hosts_alone_needs_a_slot(tmp_path: Path) -> None:
+    """Without one nothing would hold it to them: the build is refused, not opened."""
+    site = make_site(tmp_path / "home", tmp_path / "seed")
+    (tmp_path / "r.yaml").write_text("version: 1\nname: n\nbase: {snapshot: tiny}\nsteps: [{pip: [six]}]\n")
+    shop = replace(workshop(site), lent=Lent(pip_index="http://10.1.2.3/simple"))
+    with pytest.raises(Unsupported, match=r"may reach 10\.1\.2\.3 alone"):
+        await build(plan_of(site, tmp_path / "r.yaml"), shop)
+
+
+async def test_files_are_there_for_the_time_of_the_step(tmp_path: Path) -> None:
+    site = make_site(tmp_path / "home", tmp_path / "seed")
+    (tmp_path / "r.yaml").write_text(
+        "version: 1\nname: n\nbase: {snapshot: tiny}\nmachine: {internet: true}\n"
+        "steps: [{run: fetch}, {start: serve}]\n"
+    )
+    ran: list[Ran] = []
+
+    def output(one: Ran) -> list[tuple[str, bytes]]:
+        ran.append(one)
+        return []
+
+    site.engine.output = output
+    lent = Lent(certificates=b"PEM", apt_mirrors=("http://deb.example/debian",))
+    await build(plan_of(site, tmp_path / "r.yaml"), replace(workshop(site), lent=lent))
+    assert [path for path, _ in site.engine.put] == [CERTIFICATES, APT_CONFIG]
+    assert site.engine.removed == [FOLDER]
+    env = {one.command: one.env for one in ran}
+    assert env["fetch"]["APT_CONFIG"] == APT_CONFIG and "APT_CONFIG" not in env["serve"]
