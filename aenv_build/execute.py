@@ -364,6 +364,8 @@ class _Run:
     def _given(self, stage: Stage) -> Given:
         networked = stage.step.verb in Step.GIVEN and bool(self._reach(stage))
         lent = self._shop.lent if networked else Lent()
+        if stage.memory and stage.step.verb != "verify":
+            lent = lent.without_passwords()
         mounts = Mounts(self._mounts, self._plan.source.recipe.name, stage.step.cache)
         return Given(lent, self._shop.secrets.of(stage.step.secrets), mounts, self._redactor)
 

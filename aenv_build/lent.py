@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 from urllib.parse import unquote, urlsplit
@@ -82,6 +82,21 @@ class Lent:
         urls = (self.proxy, self.pip_index, *self.apt_mirrors, self.npm_registry)
         found = [urlsplit(url).password for url in urls if url]
         return tuple(dict.fromkeys(text for one in found if one for text in (one, unquote(one))))
+
+    def without_passwords(self) -> Self:
+        """Only what may stay in unused pages of a machine whose memory is captured."""
+
+        def plain(url: str | None) -> str | None:
+            return url if url is None or urlsplit(url).password is None else None
+
+        mirrors = tuple(mirror for mirror in self.apt_mirrors if plain(mirror))
+        return replace(
+            self,
+            proxy=plain(self.proxy),
+            pip_index=plain(self.pip_index),
+            apt_mirrors=mirrors,
+            npm_registry=plain(self.npm_registry),
+        )
 
     @property
     def environment(self) -> dict[str, str]:

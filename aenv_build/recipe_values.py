@@ -107,6 +107,10 @@ def _requirement(value: str) -> str:
 def _git_url(value: str) -> str:
     if not re.match(r"(https?|git|ssh|file)://[^\s]|/[^\s]|[A-Za-z0-9._-]+@[A-Za-z0-9.-]+:[^\s]", value):
         raise ValueError(f"{value!r} is no repository: write https://host/path, user@host:path, or a path inside")
+    return _no_password(value)
+
+
+def _no_password(value: str) -> str:
     if re.match(r"[a-z]+://[^/@\s]*:[^/@\s]*@", value):
         raise ValueError("no password belongs in a recipe: name it under 'secrets', and in the step")
     return value
@@ -187,7 +191,7 @@ AptPackage = Annotated[
 GitRef = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}$")]
 GitUrl = Annotated[str, AfterValidator(_git_url)]
 LocalUrl = Annotated[str, AfterValidator(_local_url)]
-Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$")]
+Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$"), AfterValidator(_no_password)]
 Env = dict[Annotated[str, AfterValidator(_env_name)], str]
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]

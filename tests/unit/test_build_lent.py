@@ -56,6 +56,11 @@ def test_settings_become_what_programs_know(tmp_path: Path) -> None:
     assert Redactor(lent.passwords).text("to http://me:pa%24s@proxy.example") == "to http://me:***@proxy.example"
 
 
+def test_a_password_is_not_for_a_machine_whose_memory_is_captured() -> None:
+    lent = Lent(proxy="http://me:word@p.example", pip_index="http://i.example", certificates=b"PEM")
+    assert lent.without_passwords() == Lent(pip_index="http://i.example", certificates=b"PEM")
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [
