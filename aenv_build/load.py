@@ -14,7 +14,7 @@ from aenv_build.document import Data, Document, Where, nearest
 from aenv_build.fragments import read_recipe
 from aenv_build.matrix import Cell, cells_of, chosen
 from aenv_build.recipe import Base, Recipe, Step
-from aenv_build.render import render
+from aenv_build.render import Budget, render
 from aenv_build.verbs import Write, places_overlap
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, InvalidInput, RecipeError
@@ -74,14 +74,15 @@ def load_cells(
     document = read_recipe(path, roots)
     _check_top(document)
     cells = cells_of(document)
-    sources = {str(cell): _source(document, variables or {}, cell) for cell in cells}
+    budget = Budget()
+    sources = {str(cell): _source(document, variables or {}, cell, budget) for cell in cells}
     if len(cells) > 1:
         _check_names(document, tuple(sources.values()))
     return tuple(sources[str(cell)] for cell in chosen(cells, wanted, document.file))
 
 
-def _source(document: Document, variables: Mapping[str, str], cell: Cell) -> Source:
-    data = render(document, variables, cell.values)
+def _source(document: Document, variables: Mapping[str, str], cell: Cell, budget: Budget) -> Source:
+    data = render(document, variables, cell.values, budget)
     _check_steps(document, data)
     try:
         recipe = Recipe.model_validate(data)

@@ -13,6 +13,8 @@ from aenv_run.errors import InvalidInput
 
 #: Counted before any cell is made.
 MAX_CELLS = 256
+#: Of the recipe, in all cells together: each cell is a whole recipe in memory.
+MAX_VALUES = 1_000_000
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 _INCLUDE, _EXCLUDE = "include", "exclude"
 
@@ -50,6 +52,12 @@ def cells_of(document: Document) -> tuple[Cell, ...]:
         raise document.error(
             ("matrix",),
             f"the matrix has {number} cells; there are at most {MAX_CELLS}",
+            fix="split the recipe, or give the matrix fewer values",
+        )
+    if number * len(document.marks) > MAX_VALUES:
+        raise document.error(
+            ("matrix",),
+            f"{number} cells of {len(document.marks)} values are more than {MAX_VALUES} values together",
             fix="split the recipe, or give the matrix fewer values",
         )
     _check_excluded(document, axes, dropped)

@@ -13,12 +13,31 @@ from aenv_run.errors import InvalidInput, RecipeError
 LITERAL_KEYS = frozenset({"vars", "version", "matrix", "include"})
 
 
+#: Characters that all templates of a recipe, of all its cells, may make together.
+MAX_RENDERED = 32 << 20
+
+
+class Budget:
+    """What is left of it. Each text is bounded by itself; a recipe may have many."""
+
+    def __init__(self, characters: int = MAX_RENDERED) -> None:
+        self.left = characters
+
+    def take(self, characters: int) -> bool:
+        """Whether there was as much."""
+        self.left -= characters
+        return self.left >= 0
+
+
 def render(
-    document: Document, overrides: Mapping[str, str], cell: Mapping[str, str] | None = None
+    document: Document,
+    overrides: Mapping[str, str],
+    cell: Mapping[str, str] | None = None,
+    budget: Budget | None = None,
 ) -> dict[str, Data]:
     """The document's data with ``{{ vars.x }}`` filled in; ``overrides`` win over the recipe's own vars.
 
-    ``cell`` are the values of ``{{ matrix.x }}``.
+    ``cell`` are the values of ``{{ matrix.x }}``; ``budget`` is shared by the cells of a recipe.
     """
     own = document.data.get("vars") or {}
     if not isinstance(own, dict):
@@ -35,7 +54,7 @@ def render(
                 fix="declare it under 'vars:' with a default",
             )
     values = {**texts, **overrides}
-    renderer = _Renderer(document, Values("vars", values), Values("matrix", cell or {}))
+    renderer = _Renderer(document, Values("vars", values), Values("matrix", cell or {}), budget or Budget())
     result: dict[str, Data] = {}
     for key, value in document.data.items():
         result[key] = value if key in LITERAL_KEYS else renderer.value(value, (key,))
@@ -44,8 +63,9 @@ def render(
 
 
 class _Renderer:
-    def __init__(self, document: Document, variables: Values, cell: Values) -> None:
+    def __init__(self, document: Document, variables: Values, cell: Values, budget: Budget) -> None:
         self._document = document
+        self._budget = budget
         self._engine = Templates()
         self._values = {"vars": variables, "matrix": cell}
 
@@ -63,10 +83,14 @@ class _Renderer:
         if "{{" not in text and "{%" not in text and "{#" not in text:
             return text
         try:
-            return self._engine.rendered(text, **self._values)
+            rendered = self._engine.rendered(text, **self._values)
         except TemplateError as error:
             cell = f" (in the cell {Cell(self._values['matrix'])})" if self._values["matrix"] else ""
             raise self._error(where, f"template: {error.message}{cell}", error.line) from None
+        if not self._budget.take(len(rendered)):
+            message = f"template: the texts of the recipe are longer than {MAX_RENDERED >> 20} MiB together"
+            raise self._error(where, message, 1)
+        return rendered
 
     def _error(self, where: Where, message: str, line: int) -> RecipeError:
         """At the template's own line: a block scalar's text starts on the line below its mark."""

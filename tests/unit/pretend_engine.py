@@ -169,6 +169,7 @@ class PretendEngine:
         self.there: dict[str, str] = {}  # the type of what Stat finds, by path
         self.archives: dict[str, bytes] = {}  # what guests give of a path
         self.first_outcomes: dict[str, list[int | str]] = {}  # of a command's first runs, before ``outcomes``
+        self.deadly: set[str] = set()  # commands in which their machine ends
         self.command_gate: asyncio.Event | None = None
         self.launches = itertools.count()
         self.incompatible = False
@@ -303,6 +304,9 @@ class PretendEngine:
         machine.ran.append(ran)
         if self.command_gate is not None:
             await self.command_gate.wait()
+        if command in self.deadly:
+            machine.end("its process ended")
+            raise httpx.ConnectError("connection lost", request=request)
         outcome = self.outcomes.get(command, 0)
         if tries := self.first_outcomes.get(command):
             outcome = tries.pop(0)

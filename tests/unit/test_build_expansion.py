@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,25 @@ def test_each_cell_is_a_recipe_of_its_own(tmp_path: Path) -> None:
         load_cells(recipe, wanted=["python=3.13"])
     with pytest.raises(InvalidInput, match="write NAME=VALUE"):
         load_cells(recipe, wanted=["python"])
+
+
+def test_cells_of_a_large_recipe_are_counted_before_they_are_made(tmp_path: Path) -> None:
+    axis = f"matrix: {{a: [{', '.join(f'v{n}' for n in range(256))}]}}\n"
+    env = "env:\n" + "".join(f"  V{n}: x\n" for n in range(5000))
+    with pytest.raises(RecipeError, match=r"recipe\.yaml:4:9: 256 cells of \d+ values are more than 1000000"):
+        load_cells(write(tmp_path, {"recipe.yaml": HEAD + axis + env}))
+
+
+def test_all_texts_together_are_bounded(tmp_path: Path) -> None:
+    env = "env:\n" + "".join(f"  V{n}: '{{{{ vars.long }}}}'\n" for n in range(1000))
+    recipe = write(tmp_path, {"recipe.yaml": HEAD + f"vars: {{long: {'x' * 100_000}}}\n" + env})
+    tracemalloc.start()
+    try:
+        with pytest.raises(RecipeError, match=r"recipe\.yaml:\d+:\d+: template: the texts .* 32 MiB together"):
+            load(recipe)
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_value_of_some_cells_may_have_a_default(tmp_path: Path) -> None:
