@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import graphlib
-import heapq
+import networkx as nx
 
 from aenv_build.document import Where, nearest
 from aenv_build.lent import Lent
 from aenv_build.load import Source
 from aenv_build.recipe import Step
 from aenv_build.verbs import FromStep
-from aenv_run.errors import RecipeError
 
 
 class Graph:
@@ -49,35 +47,25 @@ class Graph:
 
     def _sorted(self) -> list[str]:
         """Each after all that it needs; of those that could be next, the first of the recipe."""
-        sorter = graphlib.TopologicalSorter(
-            {
-                step_id: (*self.needs[step_id], *self._copied_from(step))
-                for step_id, (_, step) in self.steps.items()
-            }
-        )
-        try:
-            sorter.prepare()
-        except graphlib.CycleError as error:
-            raise self._in_a_circle(error.args[1][:-1]) from None
-        order: list[str] = []
-        ready = [self.steps[step_id][0] for step_id in sorter.get_ready()]
-        heapq.heapify(ready)
-        while ready:
-            step_id = self.source.recipe.steps[heapq.heappop(ready)].id
-            order.append(step_id)
-            sorter.done(step_id)
-            for freed in sorter.get_ready():
-                heapq.heappush(ready, self.steps[freed][0])
-        return order
+        graph: nx.DiGraph[str] = nx.DiGraph()
+        graph.add_nodes_from(self.steps)
+        for step_id, (_, step) in self.steps.items():
+            graph.add_edges_from((need, step_id) for need in (*self.needs[step_id], *self._copied_from(step)))
+        self._refuse_cycles(graph)
+        return list(nx.lexicographical_topological_sort(graph, key=lambda step_id: self.steps[step_id][0]))
 
-    def _in_a_circle(self, members: list[str]) -> RecipeError:
-        """``members``: each is needed by the next, and the last by the first."""
+    def _refuse_cycles(self, graph: nx.DiGraph[str]) -> None:
+        try:
+            edges = nx.find_cycle(graph)
+        except nx.NetworkXNoCycle:
+            return
+        members = [edge[0] for edge in edges]
         first = min(members, key=lambda member: self.steps[member][0])
         start = members.index(first)
-        # People read "a needs b".
+        # An edge runs from what is needed; people read "a needs b".
         ring = [first, *reversed(members[start + 1 :] + members[:start]), first]
         where = ("steps", self.steps[first][0], "needs")
-        return self.source.error(where, f"the steps need each other in a circle: {' needs '.join(ring)}")
+        raise self.source.error(where, f"the steps need each other in a circle: {' needs '.join(ring)}")
 
     def parent(self, step_id: str) -> str | None:
         """The state parent: the first need that keeps a state; a verify keeps none, so its own parent counts."""
