@@ -8,7 +8,7 @@ from aenv_run.cli import leaving_at_once
 def main() -> None:
     """Run the command; every error is one message and its exit code, never a traceback."""
     with leaving_at_once():
-        from aenv_build.command import main as run
+        from aenv_build.commands.command import main as run
     run()
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from aenv_build.events import BuildEvent
-from aenv_build.lock import Lock
-from aenv_build.recipe import Recipe
+from aenv_build.language.recipe import Recipe
+from aenv_build.planning.lock import Lock
+from aenv_build.reports.events import BuildEvent
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.snapshot import Snapshot
 

@@ -15,7 +15,7 @@ from aenv_run import disk
 from aenv_run.types import Architecture
 
 if TYPE_CHECKING:
-    from aenv_build.plan import Plan
+    from aenv_build.planning.plan import Plan
 
 __all__ = ["make_base_disk"]
 

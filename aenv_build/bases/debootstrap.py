@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from aenv_build.recipe import Debootstrap
+from aenv_build.language.recipe import Debootstrap
 from aenv_run import process
 from aenv_run.errors import BaseUnavailable, MissingDependency
 from aenv_run.types import Architecture

@@ -31,7 +31,7 @@ from aenv_build.bases.image_documents import (
     parse_manifest,
 )
 from aenv_build.bases.skopeo import Skopeo
-from aenv_build.image_reference import ImageReference
+from aenv_build.language.image_reference import ImageReference
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import BaseUnavailable
 from aenv_run.types import Architecture, Context, Digest

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from aenv_build.recipe import Debootstrap
+from aenv_build.language.recipe import Debootstrap
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import BaseUnavailable
 from aenv_run.later import later

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_build.bases.image_documents import MAX_DOCUMENT_BYTES
-from aenv_build.image_reference import ImageReference
+from aenv_build.language.image_reference import ImageReference
 from aenv_run import process
 from aenv_run.errors import BaseUnavailable, CommandTimeout, MissingDependency, NoSpace
 from aenv_run.types import Digest

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.graph import check_network
-from aenv_build.keys import HostFacts
-from aenv_build.lent import Lent
-from aenv_build.load import load
-from aenv_build.plan import make_plan
+from aenv_build.language.load import load
+from aenv_build.planning.graph import check_network
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.lent import Lent
+from aenv_build.planning.plan import make_plan
 from aenv_run.errors import AenvError
 from aenv_run.types import Architecture, Digest
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from aenv_build.bases.image import ImageSource, ResolvedImage, make_image_tree
-from aenv_build.image_reference import parse_image
+from aenv_build.language.image_reference import parse_image
 from aenv_run.errors import AenvError, BaseUnavailable
 from aenv_run.types import Architecture
 from tests.cases.image_layers import entry, file, folder, shown

@@ -19,10 +19,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from aenv_build.cells import build_cells, require_all
-from aenv_build.lent import Lent
-from aenv_build.load import load_cells
-from aenv_build.prepare import prepare
+from aenv_build.commands.cells import build_cells, require_all
+from aenv_build.commands.prepare import prepare
+from aenv_build.language.load import load_cells
+from aenv_build.planning.lent import Lent
 from tests.perf.bench import busy_share
 from tests.unit.node_site import make_site
 from tests.unit.pretend_build import workshop

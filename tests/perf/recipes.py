@@ -22,9 +22,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 
-from aenv_build.load import load
-from aenv_build.verbs import Verify
-from aenv_build.wording import size
+from aenv_build.language.load import load
+from aenv_build.language.verbs import Verify
+from aenv_build.reports.wording import size
 from aenv_run import Sandbox
 from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository

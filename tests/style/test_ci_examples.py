@@ -11,7 +11,7 @@ import click
 import pytest
 import yaml
 
-from aenv_build.build_command import build_recipe
+from aenv_build.commands.build_command import build_recipe
 from aenv_run.cli.command import cli
 from tests.style.source import ROOT
 

@@ -83,7 +83,7 @@ def exits(module: Module) -> list[int]:
 
 
 def is_entry_point(module: Module) -> bool:
-    commands = ("aenv_run.cli", "aenv_build.cli", "aenv_build.command", *MAY_EXIT)
+    commands = ("aenv_run.cli", "aenv_build.cli", "aenv_build.commands.command", *MAY_EXIT)
     return within(module.name, commands) or module.name.endswith(".__main__")
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 import pytest
 
-from aenv_build.keys import HostFacts
-from aenv_build.load import load
-from aenv_build.plan import make_plan
+from aenv_build.language.load import load
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import make_plan
 from aenv_run.cli.command import cli
 from aenv_run.types import Architecture, Digest
 from tests.style.source import ROOT

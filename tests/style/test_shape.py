@@ -13,7 +13,7 @@ SAY_NOTHING = ("utils", "util", "helpers", "helper", "managers", "manager", "mis
 
 # Module -> why its types cannot be named.
 MAY_USE_ANY = {
-    "aenv_build.templates": "overrides methods of jinja2, whose signatures use it",
+    "aenv_build.language.templates": "overrides methods of jinja2, whose signatures use it",
     "aenv_build.schema": "a JSON Schema is free-form",
 }
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from aenv_build.cells import BuiltCell, build_cells
-from aenv_build.events import BuildEvent
-from aenv_build.execute import BuildResult, Workshop
-from aenv_build.keys import HostFacts
-from aenv_build.load import load_cells
-from aenv_build.plan import Plan, make_plan
+from aenv_build.commands.cells import BuiltCell, build_cells
+from aenv_build.language.load import load_cells
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import Plan, make_plan
+from aenv_build.reports.events import BuildEvent
+from aenv_build.running.execute import BuildResult, Workshop
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from tests.unit.node_site import Site, make_site

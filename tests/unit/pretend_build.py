@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from aenv_build import events
-from aenv_build.execute import BuildResult, Workshop, build
-from aenv_build.keys import HostFacts
-from aenv_build.load import load
-from aenv_build.plan import Plan, make_plan
+from aenv_build.language.load import load
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import Plan, make_plan
+from aenv_build.reports import events
+from aenv_build.running.execute import BuildResult, Workshop, build
 from aenv_run.types import Architecture
 from tests.unit.node_site import Site
 from tests.unit.pretend_engine import FACTS, ZERO

@@ -9,10 +9,10 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aenv_build.events import StageHit, StageRetried, StageStarted
-from aenv_build.junit_report import JunitReport
-from aenv_build.known import Freshness, parse_since
-from aenv_build.progress import PlainLines
+from aenv_build.cache.known import Freshness, parse_since
+from aenv_build.reports.events import StageHit, StageRetried, StageStarted
+from aenv_build.reports.junit_report import JunitReport
+from aenv_build.reports.progress import PlainLines
 from aenv_run.errors import InvalidInput, SandboxDead, StepFailed
 from aenv_run.types import StageKey
 from tests.unit.build_site import HEAD, BuildSite

@@ -8,11 +8,11 @@ from xml.etree import ElementTree
 
 import pytest
 
-from aenv_build.cells import require_all
-from aenv_build.events import StageFinished
-from aenv_build.github import GithubLines
-from aenv_build.junit_report import JunitReport
-from aenv_build.record import Recorder
+from aenv_build.commands.cells import require_all
+from aenv_build.reports.events import StageFinished
+from aenv_build.reports.github import GithubLines
+from aenv_build.reports.junit_report import JunitReport
+from aenv_build.reports.record import Recorder
 from aenv_run.catalog import Catalog
 from aenv_run.errors import StepFailed
 from tests.unit.build_site import HEAD, BuildSite

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build import clone
-from aenv_build.verbs import Git
+from aenv_build.language.verbs import Git
+from aenv_build.planning import clone
 
 ENV = {
     "PATH": os.environ["PATH"],

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aenv_build.bases.debootstrap import alone, bootstrap
-from aenv_build.recipe import Debootstrap
+from aenv_build.language.recipe import Debootstrap
 from aenv_run.errors import BaseUnavailable, MissingDependency
 from aenv_run.types import Architecture
 

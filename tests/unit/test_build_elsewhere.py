@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.elsewhere import Elsewhere
-from aenv_build.events import StageHit, StageNote
-from aenv_build.known import look_up
-from aenv_build.ledger import Ledger
+from aenv_build.cache.elsewhere import Elsewhere
+from aenv_build.cache.known import look_up
+from aenv_build.cache.ledger import Ledger
+from aenv_build.reports.events import StageHit, StageNote
 from aenv_run.check import check
 from aenv_run.errors import InvalidInput, Unsupported
 from tests.unit.build_site import HEAD, BuildSite

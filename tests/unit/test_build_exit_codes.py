@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build import events
 from aenv_build.bases import make_base_disk
-from aenv_build.command import command
+from aenv_build.commands.command import command
+from aenv_build.reports import events
 from aenv_run.errors import AenvError, BaseUnavailable, NoSpace, all_errors
 from aenv_run.types import Architecture
 from tests.unit.node_site import Site, make_site

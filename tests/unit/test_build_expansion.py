@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.document import parse_document
-from aenv_build.fragments import MAX_DEPTH, MAX_FRAGMENTS
-from aenv_build.keys import HostFacts
-from aenv_build.load import load, load_cells
-from aenv_build.matrix import cells_of
-from aenv_build.plan import make_plan
+from aenv_build.language.document import parse_document
+from aenv_build.language.fragments import MAX_DEPTH, MAX_FRAGMENTS
+from aenv_build.language.load import load, load_cells
+from aenv_build.language.matrix import cells_of
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import make_plan
 from aenv_run.errors import InvalidInput, RecipeError
 from aenv_run.types import Architecture, Digest
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.files import examine, write_tar
-from aenv_build.ignore import Ignore, parse
+from aenv_build.planning.files import examine, write_tar
+from aenv_build.planning.ignore import Ignore, parse
 from aenv_run.errors import InvalidInput
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from aenv_build.staging_network import lacks_internet
+from aenv_build.running.staging_network import lacks_internet
 from aenv_run.drivers.protocol import Caps, DriverName
 from aenv_run.drivers.select import select
 from aenv_run.paths import Home

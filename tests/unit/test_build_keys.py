@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.keys import EXCLUSIONS, HostFacts
-from aenv_build.load import load
-from aenv_build.plan import Plan, make_plan
-from aenv_build.recipe import Step
-from aenv_build.verbs import Apt, Copy, Git, Pip, Ready, Run, Verify
+from aenv_build.language.load import load
+from aenv_build.language.recipe import Step
+from aenv_build.language.verbs import Apt, Copy, Git, Pip, Ready, Run, Verify
+from aenv_build.planning.keys import EXCLUSIONS, HostFacts
+from aenv_build.planning.plan import Plan, make_plan
 from aenv_run.types import Architecture, Digest
 
 FACTS = HostFacts(Architecture("amd64"), Digest("sha256:" + "0" * 64))
@@ -197,7 +197,7 @@ def test_a_field_leaves_the_key_only_with_a_reason() -> None:
 
 
 def _inputs_of(model: type) -> set[str]:
-    from aenv_build.keys import fields
+    from aenv_build.planning.keys import fields
 
     examples = {
         Run: Run(command="x"),

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.document import MAX_BYTES, parse_document
-from aenv_build.load import load
+from aenv_build.language.document import MAX_BYTES, parse_document
+from aenv_build.language.load import load
 from aenv_run.errors import InvalidInput, NotFound, RecipeError
 
 REPOSITORY = Path(__file__).parents[2]

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.execute import build
-from aenv_build.keys import HostFacts
-from aenv_build.lent import APT_CONFIG, CERTIFICATES, FOLDER, Lent
-from aenv_build.load import load
-from aenv_build.plan import make_plan
-from aenv_build.redact import Redactor
-from aenv_build.staging_network import Reach, StagingNetwork
+from aenv_build.language.load import load
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.lent import APT_CONFIG, CERTIFICATES, FOLDER, Lent
+from aenv_build.planning.plan import make_plan
+from aenv_build.running.execute import build
+from aenv_build.running.redact import Redactor
+from aenv_build.running.staging_network import Reach, StagingNetwork
 from aenv_run.errors import InvalidInput, RecipeError, Unsupported
 from aenv_run.network.policy import NameVerdict, NetworkPolicy
 from aenv_run.paths import Home
@@ -119,7 +119,7 @@ async def test_what_a_machine_reaches(tmp_path: Path) -> None:
 
 
 def test_a_lent_index_serves_a_recipe_without_internet(tmp_path: Path) -> None:
-    from aenv_build.graph import check_network
+    from aenv_build.planning.graph import check_network
 
     (tmp_path / "r.yaml").write_text("version: 1\nname: n\nbase: {archive: a.tar}\nsteps: [{pip: [six]}]\n")
     source = load(tmp_path / "r.yaml")

@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 
 from aenv_build.bases.release import require_release
-from aenv_build.load import Source, load
-from aenv_build.lock import Lock, Pin, lock_path, read_lock, require_same, write_lock
-from aenv_build.pins import pins_today
-from aenv_build.plan import Plan
-from aenv_build.prepare import Preparation
-from aenv_build.recipe import Debootstrap
+from aenv_build.commands.prepare import Preparation
+from aenv_build.language.load import Source, load
+from aenv_build.language.recipe import Debootstrap
+from aenv_build.planning.lock import Lock, Pin, lock_path, read_lock, require_same, write_lock
+from aenv_build.planning.pins import pins_today
+from aenv_build.planning.plan import Plan
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import BaseUnavailable, Conflict, NotFound, RecipeError, Unsupported
 from aenv_run.types import Digest, Name

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from aenv_build import events
-from aenv_build.cache_command import cache
-from aenv_build.cache_mounts import ASIDE, MountStore, mount_limit_bytes
-from aenv_build.execute import build
+from aenv_build.cache.cache_mounts import ASIDE, MountStore, mount_limit_bytes
+from aenv_build.commands.cache_command import cache
+from aenv_build.reports import events
+from aenv_build.running.execute import build
 from aenv_run.errors import InvalidInput, StepFailed
 from tests.unit.node_site import Site, make_site
 from tests.unit.pretend_build import plan_of, workshop

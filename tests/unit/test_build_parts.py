@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.events import BuildEvent, StageOutput
-from aenv_build.files import disk_limit, examine, holds_directory, strip_top, write_tar
-from aenv_build.junit import failed_tests
-from aenv_build.keys import HostFacts
-from aenv_build.load import load
-from aenv_build.locks import key_lock
-from aenv_build.plan import Plan, make_plan
-from aenv_build.ready import listens
-from aenv_build.schedule import make_schedule
-from aenv_build.steps import advice
-from aenv_build.tail import Tail
+from aenv_build.cache.locks import key_lock
+from aenv_build.language.load import load
+from aenv_build.planning.files import disk_limit, examine, holds_directory, strip_top, write_tar
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import Plan, make_plan
+from aenv_build.planning.schedule import make_schedule
+from aenv_build.reports.events import BuildEvent, StageOutput
+from aenv_build.running.junit import failed_tests
+from aenv_build.running.ready import listens
+from aenv_build.running.steps import advice
+from aenv_build.running.tail import Tail
 from aenv_run.errors import Conflict, InvalidInput, ProtocolError, TooLarge
 from aenv_run.types import Architecture, Digest, MachineSpec, StageKey
 from aenv_run.untar import Limit

@@ -11,11 +11,11 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from rich.console import Console
 
-from aenv_build import events
-from aenv_build.command import command
-from aenv_build.live_tree import LiveTree
-from aenv_build.progress import JsonLines, PlainLines
-from aenv_build.wording import seconds, size
+from aenv_build.commands.command import command
+from aenv_build.reports import events
+from aenv_build.reports.live_tree import LiveTree
+from aenv_build.reports.progress import JsonLines, PlainLines
+from aenv_build.reports.wording import seconds, size
 from aenv_run.errors import NotFound
 from aenv_run.types import SnapshotId
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.execute import build
-from aenv_build.ready import NOTHING_ASKS, script
+from aenv_build.running.execute import build
+from aenv_build.running.ready import NOTHING_ASKS, script
 from aenv_run.errors import StepFailed
 from tests.unit.node_site import Site, make_site
 from tests.unit.pretend_build import plan_of, workshop

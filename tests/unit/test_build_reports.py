@@ -13,14 +13,14 @@ from xml.etree import ElementTree
 import pytest
 from pydantic import TypeAdapter
 
-from aenv_build import events
-from aenv_build.ending import Telling, place_in
-from aenv_build.execute import build
-from aenv_build.github import GithubLines
-from aenv_build.junit_report import JunitReport
-from aenv_build.progress import JsonLines
-from aenv_build.record import Recorder
-from aenv_build.workflow_commands import command, harmless
+from aenv_build.reports import events
+from aenv_build.reports.ending import Telling, place_in
+from aenv_build.reports.github import GithubLines
+from aenv_build.reports.junit_report import JunitReport
+from aenv_build.reports.progress import JsonLines
+from aenv_build.reports.record import Recorder
+from aenv_build.reports.workflow_commands import command, harmless
+from aenv_build.running.execute import build
 from aenv_run.errors import AenvError, StepFailed
 from tests.unit.node_site import Site, make_site
 from tests.unit.pretend_build import plan_of, pretend_build, workshop

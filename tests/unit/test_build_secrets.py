@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build import events
-from aenv_build.execute import build
-from aenv_build.lent import FOLDER as LENT_FOLDER
-from aenv_build.lent import Lent
-from aenv_build.redact import Redactor
-from aenv_build.secret_values import FOLDER, Secrets
+from aenv_build.planning.lent import FOLDER as LENT_FOLDER
+from aenv_build.planning.lent import Lent
+from aenv_build.reports import events
+from aenv_build.running.execute import build
+from aenv_build.running.redact import Redactor
+from aenv_build.running.secret_values import FOLDER, Secrets
 from aenv_run.errors import InvalidInput, RecipeError, StepFailed
 from tests.unit.node_site import Site, make_site
 from tests.unit.pretend_build import plan_of, workshop

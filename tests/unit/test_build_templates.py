@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.load import load
+from aenv_build.language.load import load
 from aenv_run.errors import RecipeError
 
 HEAD = "version: 1\nname: n\nbase: {archive: a.tar}\nvars: {python: '3.11', items: kept}\n"

@@ -9,12 +9,12 @@ import pytest
 
 from aenv_build.bases.image import ResolvedImage
 from aenv_build.bases.image_documents import Config, RootFs
-from aenv_build.events import StageHit, StageStarted
-from aenv_build.image_reference import parse_image
-from aenv_build.keys import HostFacts
-from aenv_build.ledger import BASE, Notes
-from aenv_build.load import load
-from aenv_build.plan import Plan, make_plan
+from aenv_build.cache.ledger import BASE, Notes
+from aenv_build.language.image_reference import parse_image
+from aenv_build.language.load import load
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import Plan, make_plan
+from aenv_build.reports.events import StageHit, StageStarted
 from aenv_run.errors import StepFailed
 from aenv_run.paths import Home
 from aenv_run.types import Architecture, Digest

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.provenance import source_state
+from aenv_build.running.provenance import source_state
 from aenv_run.catalog import Built, Catalog, labels_key, search, with_labels
 from aenv_run.catalog.labels import MAX_LABELS
 from aenv_run.check import check

@@ -8,7 +8,7 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from aenv_build.recipe import Output
+from aenv_build.language.recipe import Output
 from aenv_run.digest import canonical_json
 from aenv_run.errors import BootFailed, HookFailed, InvalidInput, NotFound
 from aenv_run.hooks import MAX_CHARACTERS, MAX_HOOKS, MAX_WORDS, Hook, Hooks

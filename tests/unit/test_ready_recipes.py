@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aenv_build.keys import HostFacts
-from aenv_build.load import load
-from aenv_build.plan import make_plan
-from aenv_build.schedule import state_of
+from aenv_build.language.load import load
+from aenv_build.planning.keys import HostFacts
+from aenv_build.planning.plan import make_plan
+from aenv_build.planning.schedule import state_of
 from aenv_run.types import Architecture, Digest
 
 ROOT = Path(__file__).parents[2]

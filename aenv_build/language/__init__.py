@@ -1,0 +1,1 @@
+"""What a recipe is: its file, its models, its templates; errors with file:line:column."""

@@ -1,0 +1,1 @@
+"""From a recipe to the graph of stages with their keys. Starts nothing."""

@@ -1,0 +1,182 @@
+"""A staging machine: boots or restores a committed snapshot, runs steps, gives captures. Dies with the build."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TypeAlias
+
+from aenv_build.running.staging_network import NOTHING, Reach, StagingNetwork
+from aenv_run.cache import BlobCache
+from aenv_run.capture import Capture
+from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, RestoreSpec
+from aenv_run.guest import Guest, Identity
+from aenv_run.memory_depth import within_depth
+from aenv_run.network import Lease
+from aenv_run.snapshot import Blob, Snapshot
+from aenv_run.threads import in_thread, to_the_end
+from aenv_run.types import MachineSpec
+
+#: Makes the client of the daemon at an endpoint.
+GuestFactory: TypeAlias = Callable[[Endpoint], Guest]
+HOSTNAME = "build"
+#: Software emulation on a busy host needs most of it.
+BOOT_TIMEOUT_S = 180.0
+
+
+@dataclass
+class Slots:
+    """How many staging machines may live at once, and where their directories are made."""
+
+    semaphore: asyncio.Semaphore
+    directory: Path
+    network: StagingNetwork
+    guests: GuestFactory = Guest
+    made: int = 0
+
+    def next_directory(self, what: str) -> Path:
+        """A fresh name; short, because a unix socket's path is bounded."""
+        self.made += 1
+        return self.directory / f"{what}{self.made}"
+
+
+class StagingMachine:
+    """Use ``start``; ``close`` always. Holds one slot from start to close."""
+
+    def __init__(self, slots: Slots, directory: Path, snapshot: Snapshot, reach: Reach) -> None:
+        self.reach = reach
+        self._slots = slots
+        self._directory = directory
+        self._machine: Machine | None = None
+        self._lease: Lease | None = None
+        self._guest: Guest | None = None
+        self.closed = False
+        #: A step was given secrets or settings of the builder here: its memory must not be captured.
+        self.was_given = False
+        self._captures = 0
+        #: The snapshot whose disk is what this machine's disk was at its last capture.
+        self.snapshot = snapshot
+        self._layers_taken = 0
+        self._driver: Driver | None = None
+        #: The memory that it was restored from, which its captures stand on.
+        self.memory_below: dict[str, Blob] = {}
+        self._memory_files: dict[str, Path] = {}
+
+    @classmethod
+    async def start(
+        cls,
+        slots: Slots,
+        driver: Driver,
+        cache: BlobCache,
+        snapshot: Snapshot,
+        machine: MachineSpec,
+        *,
+        reach: Reach = NOTHING,
+        restore: bool = False,
+        initialise: bool = True,
+    ) -> StagingMachine:
+        """Boot the snapshot's disk, or restore its memory; wait for a slot first."""
+        await slots.semaphore.acquire()
+        staged = cls(slots, slots.next_directory("m"), snapshot, reach)
+        try:
+            await staged._start(driver, cache, machine, restore=restore)
+            if initialise:
+                await staged.guest.initialise(Identity.fresh(HOSTNAME))
+        except BaseException:
+            await staged.close()
+            raise
+        return staged
+
+    async def _start(self, driver: Driver, cache: BlobCache, machine: MachineSpec, *, restore: bool) -> None:
+        self._directory.mkdir(mode=0o700, parents=True)
+        self._driver = driver
+        self._lease = await self._slots.network.plug(driver, self.reach)
+        network = self._lease.slot if self._lease else None
+        disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
+        if restore and self.snapshot.memory is not None:
+            files = self.snapshot.memory.files
+            memory = {role: await in_thread(cache.path, blob) for role, blob in files.items()}
+            self.memory_below, self._memory_files = files, memory
+            self._machine = await driver.restore(
+                RestoreSpec(
+                    machine=machine,
+                    disk=disk,
+                    directory=self._directory,
+                    internet=self.reach.internet,
+                    network=network,
+                    ephemeral=True,
+                    timeout_s=BOOT_TIMEOUT_S,
+                    memory=memory,
+                    facts=self.snapshot.memory.facts,
+                )
+            )
+        else:
+            self._machine = await driver.boot(
+                BootSpec(
+                    machine=machine,
+                    disk=disk,
+                    directory=self._directory,
+                    internet=self.reach.internet,
+                    network=network,
+                    ephemeral=True,
+                    timeout_s=BOOT_TIMEOUT_S,
+                )
+            )
+        self._guest = self._slots.guests(self._machine.endpoint)
+        await self._guest.wait_ready(BOOT_TIMEOUT_S)
+
+    @property
+    def guest(self) -> Guest:
+        """The client of its daemon."""
+        assert self._guest is not None
+        return self._guest
+
+    @property
+    def machine(self) -> Machine:
+        """The engine's side."""
+        assert self._machine is not None
+        return self._machine
+
+    def scratch(self, name: str) -> Path:
+        """A file of this machine's life for data on its way in."""
+        return self._directory.with_name(f"{self._directory.name}-{name}")
+
+    async def capture(self, *, memory: bool, keep_running: bool) -> Capture:
+        """What is new since the last capture (``Machine.capture`` counts from the start of the machine)."""
+        self._captures += 1
+        directory = self._directory.with_name(f"{self._directory.name}-c{self._captures}")
+        whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
+        if memory and self._driver is not None:
+            whole = await within_depth(self._driver, whole, self._memory_files)
+        new = whole.disk[self._layers_taken :]
+        self._layers_taken = len(whole.disk)
+        if memory and keep_running:  # its processes stand still since the detach
+            await self.guest.initialise(Identity.fresh(HOSTNAME))
+        return replace(whole, disk=new)
+
+    async def close(self) -> None:
+        """End the machine and free its slot. Idempotent, and finishes even when cancelled."""
+        if self.closed:
+            return
+        self.closed = True
+        await to_the_end(self._close())
+
+    async def _close(self) -> None:
+        try:
+            if self._guest is not None:
+                await self._guest.aclose()
+            if self._machine is not None:
+                await self._machine.kill()
+            if self._lease is not None:
+                await self._slots.network.unplug(self._lease)
+        finally:
+            self._slots.semaphore.release()
+            for path in self._directory.parent.glob(f"{self._directory.name}*"):
+                if path.name == self._directory.name or path.name.startswith(f"{self._directory.name}-"):
+                    if path.is_dir():
+                        shutil.rmtree(path, ignore_errors=True)
+                    else:
+                        path.unlink(missing_ok=True)
