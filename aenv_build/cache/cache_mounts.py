@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_build.language.verbs import CacheMount
-from aenv_build.planning.files import strip_top
-from aenv_run.errors import AenvError, InvalidInput, NotFound, SandboxDead
+from aenv_build.planning.files import holds_directory, strip_top
+from aenv_run.errors import AenvError, InvalidInput, NotFound, ProtocolError, SandboxDead
 from aenv_run.guest import EntryType, Guest
 from aenv_run.threads import in_thread
 from aenv_run.untar import Limit
@@ -185,7 +185,10 @@ class Mounts:
                 async for chunk in guest.get_archive(mount.path, user="root"):
                     stream.take(len(chunk))
                     await in_thread(file.write, chunk)
-            await in_thread(strip_top, sent, content, limit, name="content")
+            if not await in_thread(holds_directory, sent):
+                raise ProtocolError("it is no directory any more")
+            # A server's socket or fifo is of no use to the next machine, which would refuse all for it.
+            await in_thread(strip_top, sent, content, limit, name="", special=False)
             await in_thread(self.store.keep, scope, mount.path, content)
         except SandboxDead:
             raise

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,8 +103,9 @@ class Elsewhere:
             except NotFound:
                 continue
             except (AenvError, OSError) as error:
-                self._others.remove(other)
-                self.warnings.append(f"--cache-from {other.url}: {error}; building without it")
+                with suppress(ValueError):  # another thread has met it, too
+                    self._others.remove(other)
+                    self.warnings.append(f"--cache-from {other.url}: {error}; building without it")
         return None
 
 

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import click
 
+from aenv_build.language.document import is_text
 from aenv_run.errors import InvalidInput
 
 Command = TypeVar("Command", bound=Callable[..., None])
@@ -54,5 +55,7 @@ def parse_variables(pairs: tuple[str, ...]) -> dict[str, str]:
         name, separator, value = pair.partition("=")
         if not separator or not name:
             raise InvalidInput(f"--var {pair}: write NAME=VALUE")
+        if not is_text(value):
+            raise InvalidInput(f"--var {name}: the value is not UTF-8 text")
         result[name] = value
     return result

@@ -164,7 +164,8 @@ async def _build(options: Options, telling: Telling) -> None:
     repository = open_repository(options.repository, options.home)
     lock = read_lock(options.recipe)
     if options.locked:
-        require_same(options.recipe, lock, await pins_today(sources, options.home, repository))
+        today = await pins_today(sources, options.home, repository)
+        require_same(options.recipe, lock, today, whole=not options.cells)
     selected, plans = await prepare(sources, options.driver, options.home, repository, lent, lock)
     if options.plan_only:
         elsewhere = Elsewhere.opened(() if options.no_cache else options.cache_from, options.home)

@@ -87,6 +87,11 @@ class Document:
         return RecipeError(f"{self.key_mark(where) if key else self.mark(where)}: {message}", fix=fix)
 
 
+def is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8: half of a surrogate pair (``\\ud800``, bytes of an argument) cannot."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """A sentence that offers the closest of ``words``, or lists them."""
     known = sorted(words)
@@ -167,7 +172,7 @@ class _Walk:
                 continue
             if not isinstance(key_node, ScalarNode):
                 raise RecipeError(f"{self._mark(key_node)}: a key must be plain text")
-            key = key_node.value
+            key = self._text(key_node)
             if key in result:
                 raise RecipeError(f"{self._mark(key_node)}: the key {key!r} stands here twice")
             self.key_marks[(*where, key)] = self._mark(key_node)
@@ -194,7 +199,7 @@ class _Walk:
 
     def _scalar(self, node: ScalarNode, *, text: bool) -> Data:
         tag = node.tag.removeprefix("tag:yaml.org,2002:")
-        value: str = node.value
+        value = self._text(node)
         if tag == "null":
             return "" if text else None
         if text or tag in {"str", "float", "timestamp", "value"}:
@@ -207,6 +212,12 @@ class _Walk:
             except ValueError:
                 return value
         raise RecipeError(f"{self._mark(node)}: the YAML tag {node.tag!r} is not used in recipes")
+
+    def _text(self, node: ScalarNode) -> str:
+        value: str = node.value
+        if not is_text(value):
+            raise RecipeError(f"{self._mark(node)}: half of a surrogate pair is no text")
+        return value
 
     def _count(self, node: Node, depth: int) -> None:
         self._visits += 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from aenv_build.language.document import Data, Document, Where, nearest
+from aenv_build.language.document import Data, Document, Where, is_text, nearest
 from aenv_build.language.matrix import Cell
 from aenv_build.language.templates import TemplateError, Templates, Values
 from aenv_run.errors import InvalidInput, RecipeError
@@ -84,6 +84,8 @@ class _Renderer:
             return text
         try:
             rendered = self._engine.rendered(text, **self._values)
+            if not is_text(rendered):
+                raise TemplateError("half of a surrogate pair is no text", 1)
         except TemplateError as error:
             cell = f" (in the cell {Cell(self._values['matrix'])})" if self._values["matrix"] else ""
             raise self._error(where, f"template: {error.message}{cell}", error.line) from None

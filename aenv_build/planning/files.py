@@ -144,13 +144,13 @@ def holds_directory(archive: Path) -> bool:
     return False
 
 
-def strip_top(archive: Path, target: Path, limit: Limit, *, name: str) -> None:
+def strip_top(archive: Path, target: Path, limit: Limit, *, name: str, special: bool = True) -> None:
     """A sandbox's tar of one path as ``write_tar`` makes it: a directory's content, or a file as ``name``.
 
     The archive is untrusted: ``ProtocolError``, ``TooLarge``. It is only rewritten here; the receiving
-    sandbox extracts it.
+    sandbox extracts it. Without ``special``, devices, sockets and fifos are left out.
     """
-    top = ""
+    top, left_out = "", set[str]()
     with (
         guarded(),
         archive.open("rb") as stream,
@@ -166,6 +166,10 @@ def strip_top(archive: Path, target: Path, limit: Limit, *, name: str) -> None:
                 member.name = _below(member.name, top)
             if member.islnk():
                 member.linkname = _below(member.linkname, top)
+            plain = member.isreg() or member.isdir() or member.issym()
+            if not special and not plain and (not member.islnk() or member.linkname in left_out):
+                left_out.add(member.name)
+                continue
             kept = {key: value for key, value in member.pax_headers.items() if key not in {"path", "linkpath"}}
             member.pax_headers = kept
             out.addfile(member, source.extractfile(member) if member.isreg() else None)

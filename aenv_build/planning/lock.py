@@ -89,8 +89,11 @@ def write_lock(recipe: Path, lock: Lock) -> Path:
     return path
 
 
-def require_same(recipe: Path, locked: Lock | None, now: Lock) -> None:
-    """``--locked``: ``Conflict`` names each pin that is missing, left over or means something else today."""
+def require_same(recipe: Path, locked: Lock | None, now: Lock, *, whole: bool = True) -> None:
+    """``--locked``: ``Conflict`` names each pin that is missing, left over or means something else today.
+
+    ``now`` is of some cells only where it is not ``whole``: then nothing can be said to be left over.
+    """
     path = lock_path(recipe)
     if locked is None:
         raise NotFound(f"--locked, and there is no {path}", fix="write it: aenv-build lock, and commit it")
@@ -101,9 +104,9 @@ def require_same(recipe: Path, locked: Lock | None, now: Lock) -> None:
         was, found = before.get((kind, name)), after.get((kind, name))
         if was is None:
             lines.append(f"  {kind} {name} is not locked; today it is {found}")
-        elif found is None:
+        elif found is None and whole:
             lines.append(f"  {kind} {name} is locked, and nothing in the recipe is called so")
-        elif was != found:
+        elif found is not None and was != found:
             lines.append(f"  {kind} {name} is locked to {was}; today it is {found}")
     if lines:
         raise Conflict(f"{path} does not hold what the recipe means today:\n" + "\n".join(lines), fix=FIX)

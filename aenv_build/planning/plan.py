@@ -10,7 +10,7 @@ from aenv_build.bases.image import ResolvedImage
 from aenv_build.language.document import Where
 from aenv_build.language.load import Source
 from aenv_build.language.recipe import Output, Step
-from aenv_build.language.verbs import FromStep, Run, Verify
+from aenv_build.language.verbs import Copy, FromStep, Run, Verify
 from aenv_build.planning.files import CopiedFiles, Readings
 from aenv_build.planning.graph import Graph
 from aenv_build.planning.ignore import Ignore
@@ -221,7 +221,7 @@ class _Planner:
             common["salt"] = step.salt
         if step.copy_ is not None:
             values = fields(step.copy_)
-            values["to"] = copy_target(step.copy_.to, context)
+            values["to"] = copied_to(step.copy_, context, files)
             values["user"] = step.copy_.user or context.user
             values["from"] = files.digest if files else None
             if isinstance(step.copy_.from_, FromStep):
@@ -292,6 +292,13 @@ def copy_target(to: str, context: Context) -> str:
     """The absolute target; a trailing slash (put it inside) is kept."""
     path = posixpath.normpath(posixpath.join(context.workdir, to))
     return path.rstrip("/") + "/" if to.endswith("/") else path
+
+
+def copied_to(copy: Copy, context: Context, files: CopiedFiles | None) -> str:
+    """Where a copy goes: of a file of the host the whole path, its name included."""
+    target = copy_target(copy.to, context)
+    inside = isinstance(copy.from_, str) and files is not None and not files.is_directory and target.endswith("/")
+    return target + posixpath.basename(str(copy.from_).rstrip("/")) if inside else target
 
 
 def _written(step: Step, context: Context) -> list[dict[str, object]]:

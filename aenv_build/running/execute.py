@@ -336,7 +336,7 @@ class _Run:
         try:
             await perform(stage, staged, self._shop.sink, fetched, given)
             for note in given.mounts.notes if given.mounts is not None else ():
-                self._told.note(stage.id, note)
+                self._told.note(stage.id, self._redactor.text(note))
             if stage.step.verb == "verify":
                 return await self._keep(stage.id, stage.key, parent)
             ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)

@@ -103,7 +103,11 @@ def _from(name: str, source: str, environ: Mapping[str, str]) -> str:
 
 
 def _checked(name: str, value: str) -> str:
-    if len(value.encode()) > MAX_BYTES or "\0" in value:
+    try:
+        size_bytes = len(value.encode())
+    except UnicodeEncodeError:  # the environment's bytes as they are; the error of Python would show some
+        raise InvalidInput(f"the secret {name} is not UTF-8 text", fix="give it as base64") from None
+    if size_bytes > MAX_BYTES or "\0" in value:
         raise InvalidInput(f"the secret {name} is larger than {MAX_BYTES >> 10} KiB, or holds a NUL")
     if len(value.strip()) < MIN_LENGTH:
         raise InvalidInput(

@@ -25,7 +25,7 @@ from aenv_build.planning.files import (
     write_tar,
 )
 from aenv_build.planning.lent import Lent
-from aenv_build.planning.plan import Stage, argv, copy_target, run_context, user_of
+from aenv_build.planning.plan import Stage, argv, copied_to, copy_target, run_context, user_of
 from aenv_build.reports.events import Sink
 from aenv_build.running.junit import MAX_REPORT_BYTES, failed_tests
 from aenv_build.running.ready import is_ready
@@ -197,19 +197,20 @@ class _Work:
 
     async def _copy(self, copy: Copy, fetched: Path | None) -> None:
         stage = self._stage
-        target = copy_target(copy.to, stage.context)
+        target = copied_to(copy, stage.context, stage.files)
         archive = self._staged.scratch("copy.tar")
         try:
             if isinstance(copy.from_, FromStep):
                 assert fetched is not None
-                source = posixpath.basename(copy.from_.path.rstrip("/"))
                 is_directory = await in_thread(holds_directory, fetched)
+                if not is_directory and target.endswith("/"):
+                    target += posixpath.basename(copy.from_.path.rstrip("/"))
             else:
                 assert stage.files is not None
-                source, is_directory = stage.files.root.name, stage.files.is_directory
+                is_directory = stage.files.is_directory
             folder, name = target.rstrip("/") or "/", ""
             if not is_directory:
-                folder, _, name = (target + source if target.endswith("/") else target).rpartition("/")
+                folder, _, name = target.rpartition("/")
             if fetched is not None:
                 limit = disk_limit(self._staged.snapshot.machine)
                 await in_thread(strip_top, fetched, archive, limit, name=name)

@@ -209,3 +209,16 @@ def _inputs_of(model: type) -> set[str]:
         Git: Git(url="/srv/r", commit="0" * 40, to="/r"),
     }
     return set(fields(examples[model]))
+
+
+def test_the_name_of_a_file_counts_where_a_copy_puts_it_into_a_directory(folder: Path) -> None:
+    found = {}
+    for name in ("one", "two", "link"):
+        (folder / name).symlink_to("one") if name == "link" else (folder / name).write_text("same")
+        for to in ("/etc/", "/etc/conf", f"/etc/{name}"):
+            text = RECIPE.replace("{from: files, to: /srv}", f"{{from: {name}, to: {to}}}")
+            (folder / "recipe.yaml").write_text(text)
+            found[name, to] = keys(plan_of(folder))["files"]
+    assert len({found[name, "/etc/"] for name in ("one", "two", "link")}) == 3
+    assert len({found[name, "/etc/conf"] for name in ("one", "two", "link")}) == 1
+    assert all(found[name, "/etc/"] == found[name, f"/etc/{name}"] for name in ("one", "two", "link"))

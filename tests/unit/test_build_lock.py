@@ -181,6 +181,15 @@ async def test_refs_of_git_become_commits(tmp_path: Path, mirror: tuple[Path, st
         await pins_today([with_refs("gone")], site.home, site.repository)
 
 
+def test_of_some_cells_what_others_have_locked_is_not_left_over(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    one, other = (Pin(kind="archive", name=name, pin=f"sha256:{'1' * 64}") for name in ("a.tar", "b.tar"))
+    moved = Pin(kind="archive", name="a.tar", pin=f"sha256:{'2' * 64}")
+    require_same(path, Lock.of([one, other]), Lock.of([one]), whole=False)
+    with pytest.raises(Conflict, match=r"a\.tar is locked to sha256:1"):
+        require_same(path, Lock.of([one, other]), Lock.of([moved]), whole=False)
+
+
 def test_locked_names_what_differs(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     a, b = (Pin(kind="git", name=name, pin=COMMIT) for name in ("a main", "b main"))

@@ -96,6 +96,21 @@ async def test_what_the_image_has_there_waits_aside(site: Site, recipe: Path) ->
         await run(site, recipe)
 
 
+async def test_sockets_and_fifos_stay_behind_and_the_rest_is_kept(site: Site, recipe: Path) -> None:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        kinds = {"pip": tarfile.DIRTYPE, "pip/fifo": tarfile.FIFOTYPE, "pip/hard": tarfile.LNKTYPE}
+        for name, kind in {**kinds, "pip/null": tarfile.CHRTYPE, "pip/a": tarfile.REGTYPE}.items():
+            member = tarfile.TarInfo(name)
+            member.type, member.linkname = kind, "pip/fifo" if kind == tarfile.LNKTYPE else ""
+            tar.addfile(member)
+    site.engine.archives[PATH] = stream.getvalue()
+    assert await run(site, recipe) == []
+    recipe.write_text(RECIPE.replace("make 1", "make 2"))
+    await run(site, recipe)
+    assert given(site) == [["a"]]
+
+
 async def test_of_a_step_that_fails_nothing_is_kept(site: Site, recipe: Path) -> None:
     site.engine.archives[PATH] = tar_of("pip/a")
     site.engine.outcomes["make 1"] = 1
@@ -109,6 +124,7 @@ async def test_of_a_step_that_fails_nothing_is_kept(site: Site, recipe: Path) ->
     ("sent", "why"),
     [
         (b"no tar at all" * 100, "not kept"),
+        (tar_of("pip")[1024:], "is no directory any more"),
         (tar_of("pip/a", size=3000)[:2000], "not kept"),
         (tar_of("pip/a", "pip/../../etc/passwd"), "has an entry elsewhere"),
         (tar_of("other/file"), "has an entry elsewhere"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -171,3 +173,27 @@ def test_text_of_errors_is_redacted_too() -> None:
     redactor = Redactor([VALUE])
     assert redactor.text(f"a {VALUE} b s3cret%20value%2Fwith%2Bsigns") == "a *** b ***"
     assert Redactor().text("as it is") == "as it is"
+
+
+def test_bytes_that_are_no_text_are_refused_without_showing_them() -> None:
+    with pytest.raises(InvalidInput, match="the secret TOKEN is not UTF-8 text") as told:
+        Secrets.read((), {"TOKEN"}, {"TOKEN": "value\udcffrest"})
+    assert "value" not in told.value.message
+
+
+async def test_a_note_about_a_cache_shows_none(site: Site, recipe: Path) -> None:
+    recipe.write_text(RECIPE.replace("run: fetch,", "run: fetch, cache: [/c],"))
+    site.engine.archives["/c"] = tar_of_one_elsewhere(VALUE)
+    told = await run(site, recipe, Secrets({"TOKEN": VALUE}))
+    notes = [event.text for event in told if isinstance(event, events.StageNote)]
+    assert len(notes) == 1 and "not kept" in notes[0] and "***" in notes[0] and VALUE not in notes[0]
+
+
+def tar_of_one_elsewhere(name: str) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w") as tar:
+        top = tarfile.TarInfo("c")
+        top.type = tarfile.DIRTYPE
+        tar.addfile(top)
+        tar.addfile(tarfile.TarInfo(f"elsewhere {name}"))
+    return stream.getvalue()
