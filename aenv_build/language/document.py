@@ -88,8 +88,11 @@ class Document:
 
 
 def is_text(value: str) -> bool:
-    """Whether it can be written as UTF-8: half of a surrogate pair (``\\ud800``, bytes of an argument) cannot."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
+    """Whether it is UTF-8 without NUL, as commands, variables and paths are.
+
+    Half of a surrogate pair (``\\ud800`` in YAML, other bytes in an argument) is none.
+    """
+    return "\0" not in value and not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:
@@ -216,7 +219,7 @@ class _Walk:
     def _text(self, node: ScalarNode) -> str:
         value: str = node.value
         if not is_text(value):
-            raise RecipeError(f"{self._mark(node)}: half of a surrogate pair is no text")
+            raise RecipeError(f"{self._mark(node)}: a NUL or half of a surrogate pair is no text")
         return value
 
     def _count(self, node: Node, depth: int) -> None:

@@ -63,11 +63,8 @@ def _env_name(value: str) -> str:
 
 
 def _words(value: object) -> object:
-    return (
-        value
-        if isinstance(value, str | list | tuple)
-        else _refuse("text (run by the shell) or a list of arguments")
-    )
+    given = isinstance(value, str) or (isinstance(value, list | tuple) and bool(value))
+    return value if given else _refuse("text (run by the shell) or a list of arguments, the program first")
 
 
 def _refuse(what: str) -> object:

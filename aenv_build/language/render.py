@@ -85,7 +85,7 @@ class _Renderer:
         try:
             rendered = self._engine.rendered(text, **self._values)
             if not is_text(rendered):
-                raise TemplateError("half of a surrogate pair is no text", 1)
+                raise TemplateError("a NUL or half of a surrogate pair is no text", 1)
         except TemplateError as error:
             cell = f" (in the cell {Cell(self._values['matrix'])})" if self._values["matrix"] else ""
             raise self._error(where, f"template: {error.message}{cell}", error.line) from None

@@ -65,8 +65,9 @@ def test_missing_file() -> None:
         (b"a: \xff", "1:1: not UTF-8"),
         (b"[" * 5000, "nested deeper"),
         (b"- a", "is a mapping"),
-        (b'a: "\\ud800"', "1:4: half of a surrogate pair"),
-        (b'"\\udfff": a', "1:1: half of a surrogate pair"),
+        (b'a: "\\ud800"', "1:4: a NUL or half of a surrogate pair"),
+        (b'a: [b, "x\\0"]', "1:8: a NUL or half"),
+        (b'"\\udfff": a', "1:1: a NUL or half of a surrogate pair"),
         (b"a: 1\na: 2\n", "2:1: the key 'a' stands here twice"),
         (b"a: !!python/object:os.system x", "YAML tag"),
         (b"a: &x [*x]", "nested deeper|undefined alias|recursive"),
@@ -145,6 +146,11 @@ def test_templates_do_what_recipes_need(tmp_path: Path, template: str, expected:
 def test_schema_knows_the_short_forms() -> None:
     step = json.loads((REPOSITORY / "schemas" / "recipe.schema.json").read_text())["$defs"]["Step"]
     assert {"type": "string"} in step["properties"]["run"]["anyOf"] and "required" not in step
+
+
+def test_a_command_is_not_an_empty_list(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r":4:15: .*must be text \(run by the shell\) or a list"):
+        load(write(tmp_path, HEAD + "steps: [{run: []}]\n"))
 
 
 @pytest.mark.parametrize("path", sorted((REPOSITORY / "recipes").glob("*.yaml")), ids=lambda path: path.name)
