@@ -40,7 +40,7 @@ class BuildGroup(click.Group):
             return None
         module, attribute, _ = COMMANDS[name]
         with leaving_at_once():
-            found = getattr(importlib.import_module(f"aenv_build.{module}"), attribute)
+            found = getattr(importlib.import_module(f"aenv_build.commands.{module}"), attribute)
         assert isinstance(found, click.Command)
         return found
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 
 import pytest
@@ -14,9 +13,8 @@ NAMED = sorted(set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "
 
 @pytest.mark.parametrize(("path", "name"), NAMED)
 def test_a_named_test_exists(path: str, name: str) -> None:
-    tree = ast.parse((ROOT / path).read_text())
-    found = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
-    assert name in found, f"docs/SPEC.md names {path}::{name}, which does not exist"
+    found = re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE)
+    assert found, f"docs/SPEC.md names {path}::{name}, which does not exist"
 
 
 def test_every_promise_says_where_it_is_tested() -> None:
