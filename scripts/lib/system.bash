@@ -22,6 +22,8 @@ needs=(
   "have skopeo | skopeo"
   "have docker-registry | docker-registry"
   "have gpg | gpg"
+  "have curl | curl"
+  "have wget | wget"
   "keyring_present | debian-archive-keyring"
   "have busybox | busybox-static"
   "have setpriv unshare nsenter | util-linux"

@@ -52,7 +52,7 @@ async def ask(url: str, path: Path) -> int:
 async def test_up_is_200_to_399(port: int, tmp_path: Path, asker: str) -> None:
     program = shutil.which(asker, path="/usr/bin:/bin")
     if program is None:
-        pytest.skip(f"{asker} is not here")
+        pytest.skip(f"{asker} is not installed: make setup brings it")
     (tmp_path / asker).symlink_to(program)
     url = f"http://127.0.0.1:{port}"
     assert await ask(f"{url}/200", tmp_path) == 0
