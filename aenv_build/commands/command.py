@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import os
 import sys
 
@@ -12,13 +11,12 @@ from click.shell_completion import CompletionItem
 
 from aenv_build.reports.ending import interrupted
 from aenv_build.reports.workflow_commands import harmless, on_github
-from aenv_run.cli import leaving_at_once
+from aenv_run.cli.lazy import LazyGroup, Table
 from aenv_run.errors import AenvError, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
 PLAIN = "build"
-#: Name -> (module, attribute, line of `aenv-build --help`), in the order that help shows them.
-COMMANDS: dict[str, tuple[str, str, str]] = {
+COMMANDS: Table = {
     PLAIN: ("build_command", "build_recipe", "build a recipe; the word may be left out"),
     "lock": ("lock_command", "lock_recipe", "write down what a recipe's moving names mean today"),
     "graph": ("graph_command", "draw", "draw a recipe's steps: Mermaid, DOT or SVG"),
@@ -27,22 +25,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 _OWN_OPTIONS = ("--version",)
 
 
-class BuildGroup(click.Group):
+class BuildGroup(LazyGroup):
     """Its commands are imported when they are used; without the name of one, the arguments are build's."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import it."""
-        if name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[name]
-        with leaving_at_once():
-            found = getattr(importlib.import_module(f"aenv_build.commands.{module}"), attribute)
-        assert isinstance(found, click.Command)
-        return found
+    table, package = COMMANDS, "aenv_build.commands"
 
     def parse_args(self, context: click.Context, args: list[str]) -> list[str]:
         """``RECIPE …`` is ``build RECIPE …``; so is its help, which then lists the other commands."""

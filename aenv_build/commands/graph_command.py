@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from pathlib import Path
 
 import click
@@ -17,8 +16,8 @@ from aenv_build.planning.lent import Lent
 from aenv_build.planning.lock import read_lock
 from aenv_build.planning.plan import Plan
 from aenv_build.reports.picture import State, dot, drawing_of, mermaid, output_key
+from aenv_run.cli.output import picture_option, put_picture
 from aenv_run.config import open_repository
-from aenv_run.errors import InvalidInput
 from aenv_run.graphviz import svg
 from aenv_run.paths import Home
 
@@ -37,9 +36,7 @@ from aenv_run.paths import Home
     show_default=True,
     help="svg needs Graphviz.",
 )
-@click.option(
-    "--output", type=click.Path(path_type=Path), help="Write it to this new file instead of printing it."
-)
+@picture_option
 @at_a_place
 def draw(
     recipe: Path,
@@ -56,15 +53,7 @@ def draw(
     home = Home(home_path.absolute()) if home_path else Home.default()
     given = parse_variables(variables)
     drawn = asyncio.run(_draw(recipe, given, cells, include_roots, driver, repository, home, form))
-    if output is None:
-        sys.stdout.buffer.write(drawn)
-        sys.stdout.buffer.flush()
-        return
-    try:
-        with output.open("xb") as file:
-            file.write(drawn)
-    except FileExistsError:
-        raise InvalidInput(f"{output} exists already", fix="give the name of a new file, or remove it") from None
+    put_picture(drawn, output)
 
 
 async def _draw(

@@ -96,35 +96,17 @@ class StagingMachine:
         self._lease = await self._slots.network.plug(driver, self.reach)
         network = self._lease.slot if self._lease else None
         disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
+        boot = BootSpec(
+            machine, disk, self._directory, self.reach.internet, network, ephemeral=True, timeout_s=BOOT_TIMEOUT_S
+        )
         if restore and self.snapshot.memory is not None:
             files = self.snapshot.memory.files
             memory = {role: await in_thread(cache.path, blob) for role, blob in files.items()}
             self.memory_below, self._memory_files = files, memory
-            self._machine = await driver.restore(
-                RestoreSpec(
-                    machine=machine,
-                    disk=disk,
-                    directory=self._directory,
-                    internet=self.reach.internet,
-                    network=network,
-                    ephemeral=True,
-                    timeout_s=BOOT_TIMEOUT_S,
-                    memory=memory,
-                    facts=self.snapshot.memory.facts,
-                )
-            )
+            facts = self.snapshot.memory.facts
+            self._machine = await driver.restore(RestoreSpec(**vars(boot), memory=memory, facts=facts))
         else:
-            self._machine = await driver.boot(
-                BootSpec(
-                    machine=machine,
-                    disk=disk,
-                    directory=self._directory,
-                    internet=self.reach.internet,
-                    network=network,
-                    ephemeral=True,
-                    timeout_s=BOOT_TIMEOUT_S,
-                )
-            )
+            self._machine = await driver.boot(boot)
         self._guest = self._slots.guests(self._machine.endpoint)
         await self._guest.wait_ready(BOOT_TIMEOUT_S)
 

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 
 import click
 
-from aenv_run.cli import leaving_at_once
+from aenv_run.cli.lazy import LazyGroup, Table
 from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
-#: Name -> (module, attribute, line of `aenv --help`), in the order that help shows them.
-COMMANDS: dict[str, tuple[str, str, str]] = {
+COMMANDS: Table = {
     "start": ("sandboxes", "start", "launch a sandbox from a snapshot"),
     "exec": ("execute", "execute", "run a command in a sandbox and exit with its code"),
     "connect": ("execute", "connect", "open a shell in a sandbox"),
@@ -38,22 +36,10 @@ COMMANDS: dict[str, tuple[str, str, str]] = {
 }
 
 
-class LazyGroup(click.Group):
-    """Lists commands from ``COMMANDS`` and imports one when it is asked for."""
+class AenvGroup(LazyGroup):
+    """The commands of ``COMMANDS``."""
 
-    def list_commands(self, context: click.Context) -> list[str]:
-        """In the order of the table."""
-        return list(COMMANDS)
-
-    def get_command(self, context: click.Context, name: str) -> click.Command | None:
-        """Import it."""
-        if name not in COMMANDS:
-            return None
-        module, attribute, _ = COMMANDS[name]
-        with leaving_at_once():
-            command = getattr(importlib.import_module(f"aenv_run.cli.{module}"), attribute)
-        assert isinstance(command, click.Command)
-        return command
+    table, package = COMMANDS, "aenv_run.cli"
 
     def resolve_command(
         self, context: click.Context, args: list[str]
@@ -85,7 +71,7 @@ An id may be shortened as long as it is unique. AENV_HOME says where everything 
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=AenvGroup,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )

@@ -8,15 +8,33 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 import click
 from pydantic import BaseModel
 
+from aenv_run.errors import InvalidInput
 from aenv_run.printable import printable, printable_lines
 
+picture_option = click.option(
+    "--output", type=click.Path(path_type=Path), help="Write it to this new file instead of printing it."
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+def put_picture(drawn: bytes, output: Path | None) -> None:
+    """Print it, or write it to a file that must not be there yet."""
+    if output is None:
+        sys.stdout.buffer.write(drawn)
+        sys.stdout.buffer.flush()
+        return
+    try:
+        with output.open("xb") as file:
+            file.write(drawn)
+    except FileExistsError:
+        raise InvalidInput(f"{output} exists already", fix="give the name of a new file, or remove it") from None
 
 
 def print_json(value: BaseModel | Sequence[BaseModel] | dict[str, object] | list[object]) -> None:

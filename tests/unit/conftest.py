@@ -17,3 +17,11 @@ def site(tmp_path: Path) -> Iterator[Site]:
     yield made
     for machine in list(made.engine.machines.values()):
         machine.end("the test is over")
+
+
+@pytest.fixture
+def recipe(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """The ``RECIPE`` of the test's module, as a file."""
+    path = tmp_path / "shop.yaml"
+    path.write_text(request.module.RECIPE)
+    return path

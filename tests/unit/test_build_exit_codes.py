@@ -17,7 +17,7 @@ from aenv_build.commands.command import command
 from aenv_build.reports import events
 from aenv_run.errors import AenvError, BaseUnavailable, NoSpace, all_errors
 from aenv_run.types import Architecture
-from tests.unit.node_site import Site, make_site
+from tests.unit.node_site import Site
 from tests.unit.pretend_build import plan_of, pretend_build
 
 ROOT = Path(__file__).parents[2]
@@ -36,11 +36,6 @@ def code_of_command(*arguments: str | Path, home: Path) -> int:
     with pytest.raises(AenvError) as caught:
         command([*map(str, arguments), "--home", str(home)], standalone_mode=False)
     return caught.value.exit_code
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "home", tmp_path / "seed")
 
 
 def write(folder: Path, text: str) -> Path:

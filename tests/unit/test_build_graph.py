@@ -14,7 +14,7 @@ from aenv_build.reports.picture import Drawing, dot, drawing_of, mermaid
 from aenv_build.running.execute import look_up
 from aenv_run.errors import AenvError, StepFailed
 from aenv_run.graphviz import svg
-from tests.unit.node_site import Site, make_site
+from tests.unit.node_site import Site
 from tests.unit.pretend_build import plan_of, pretend_build
 
 RECIPE = """\
@@ -30,18 +30,6 @@ steps:
 outputs:
   - {from: where, memory: true}
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "home", tmp_path / "seed")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.yaml"
-    path.write_text(RECIPE)
-    return path
 
 
 def test_every_step_edge_and_output_is_there(site: Site, recipe: Path) -> None:

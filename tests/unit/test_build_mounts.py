@@ -16,7 +16,7 @@ from aenv_build.commands.cache_command import cache
 from aenv_build.reports import events
 from aenv_build.running.execute import build
 from aenv_run.errors import InvalidInput, StepFailed
-from tests.unit.node_site import Site, make_site
+from tests.unit.node_site import Site
 from tests.unit.pretend_build import plan_of, workshop
 
 PATH = "/root/.cache/pip"
@@ -27,18 +27,6 @@ base: {{snapshot: tiny}}
 steps:
   - {{id: make, run: "make 1", cache: [{PATH}]}}
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "home", tmp_path / "seed")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.yaml"
-    path.write_text(RECIPE)
-    return path
 
 
 def tar_of(*names: str, size: int = 4) -> bytes:

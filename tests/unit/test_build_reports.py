@@ -22,7 +22,7 @@ from aenv_build.reports.record import Recorder
 from aenv_build.reports.workflow_commands import command, harmless
 from aenv_build.running.execute import build
 from aenv_run.errors import AenvError, StepFailed
-from tests.unit.node_site import Site, make_site
+from tests.unit.node_site import Site
 from tests.unit.pretend_build import plan_of, pretend_build, workshop
 
 RECIPE = """\
@@ -39,18 +39,6 @@ outputs:
   - {from: app, memory: true}
 """
 READER: TypeAdapter[events.BuildEvent] = TypeAdapter(events.BuildEvent)
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "home", tmp_path / "seed")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.yaml"
-    path.write_text(RECIPE)
-    return path
 
 
 async def run(site: Site, recipe: Path, *sinks: events.Sink) -> None:

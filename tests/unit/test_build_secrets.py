@@ -18,7 +18,7 @@ from aenv_build.running.execute import build
 from aenv_build.running.redact import Redactor
 from aenv_build.running.secret_values import FOLDER, Secrets
 from aenv_run.errors import InvalidInput, RecipeError, StepFailed
-from tests.unit.node_site import Site, make_site
+from tests.unit.node_site import Site
 from tests.unit.pretend_build import plan_of, workshop
 from tests.unit.pretend_engine import Ran
 
@@ -35,18 +35,6 @@ steps:
   - {id: plain, run: plain}
   - {id: check, verify: check, secrets: [TOKEN]}
 """
-
-
-@pytest.fixture
-def site(tmp_path: Path) -> Site:
-    return make_site(tmp_path / "home", tmp_path / "seed")
-
-
-@pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "shop.yaml"
-    path.write_text(RECIPE)
-    return path
 
 
 async def run(site: Site, recipe: Path, secrets: Secrets, *, keep: bool = False) -> list[events.BuildEvent]:
