@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar, get_args
@@ -19,6 +17,7 @@ from typing import BinaryIO, TypeVar, get_args
 from pydantic import Field, ValidationError
 
 from aenv_run.capture import Capture
+from aenv_run.describe import Described, describe
 from aenv_run.digest import CHUNK_BYTES, canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
 from aenv_run.hooks import Hooks
@@ -78,19 +77,21 @@ class Repository:
             raise InvalidInput(f"the capture's memory stands on files that the draft lacks: {', '.join(missing)}")
         if draft.parent is not None:
             self.snapshot(draft.parent)
-        for blob in (*draft.disk_below, *(draft.memory_below[role] for role in capture.memory_below)):
-            self.require_blob(blob)
+        for below in (*draft.disk_below, *(draft.memory_below[role] for role in capture.memory_below)):
+            for blob in below.with_table:
+                self.require_blob(blob)
         roles = sorted(capture.memory)
         files = [*capture.disk, *(capture.memory[role] for role in roles)]
-        described = _describe(files)
-        blobs = tuple(blob for blob, _ in described)
+        described = describe(files)
+        blobs = tuple(one.blob for one in described)
         memory = None
         if capture.facts is not None:
             own = dict(zip(roles, blobs[len(capture.disk) :], strict=True))
             memory = MemoryPart(files=capture.whole_memory(draft.memory_below, own), facts=capture.facts)
         snapshot = _compose(draft, draft.disk_below + blobs[: len(capture.disk)], memory)
-        for path, blob in zip(files, blobs, strict=True):
-            self._put_blob(path, blob)
+        for path, one in zip(files, described, strict=True):
+            self._put_blob(path, one.blob)
+            self._put_table(one)
         self._put_manifest(snapshot)
         self._remember(described)
         for path in files:
@@ -116,11 +117,16 @@ class Repository:
         """
         if snapshot.parent is not None:
             self.snapshot(snapshot.parent)
-        described = _describe(list(files.values()))
-        for digest, (blob, _) in zip(files, described, strict=True):
-            if blob.digest != digest:
+        described = describe(list(files.values()))
+        tables = {blob.digest: blob.chunks for blob in snapshot.blobs()}
+        for digest, one in zip(files, described, strict=True):
+            if one.blob.digest != digest:
                 raise CorruptData(
-                    f"what is said to be blob {digest} has the digest {blob.digest}", fix="get it again"
+                    f"what is said to be blob {digest} has the digest {one.blob.digest}", fix="get it again"
+                )
+            if tables.get(digest) not in (None, one.blob.chunks):
+                raise CorruptData(
+                    f"the chunk table that snapshot {snapshot.id.short} names for blob {digest} is of another blob"
                 )
         for needed in dict.fromkeys(snapshot.blobs()):
             if needed.digest in files:
@@ -218,10 +224,10 @@ class Repository:
         """Whether this process committed exactly that file as this blob, so that it need not be read again."""
         return identity.size_bytes == blob.size_bytes and self._digested.get(blob.digest) == identity
 
-    def _remember(self, described: Sequence[tuple[Blob, FileIdentity | None]]) -> None:
+    def _remember(self, described: Sequence[Described]) -> None:
         if len(self._digested) > MAX_REMEMBERED:
             self._digested = {}
-        self._digested.update({blob.digest: identity for blob, identity in described if identity})
+        self._digested.update({one.blob.digest: one.identity for one in described if one.identity})
 
     def _put_blob(self, path: Path, blob: Blob) -> None:
         key = self.blob_key(blob.digest)
@@ -230,6 +236,13 @@ class Repository:
             self.verify_blob(blob)  # it went over a wire
         else:
             self.require_blob(blob)  # the very file, or one that was there before: it may have been cut since
+
+    def _put_table(self, described: Described) -> None:
+        table, blob = described.table, described.blob.table
+        if table is None or blob is None:
+            return
+        if not self.store.put_new(self.blob_key(blob.digest), table.encoded()):
+            self.verify_blob(blob)
 
     def _put_manifest(self, snapshot: Snapshot) -> None:
         data = canonical_json(snapshot)
@@ -293,30 +306,6 @@ def record_key(kind: str, key: StageKey) -> StoreKey:
 def _manifest_id(key: StoreKey) -> SnapshotId | None:
     match = re.fullmatch(r"snapshots/([0-9a-f]{2})/(\1[0-9a-f]{62})", key)
     return SnapshotId(match[2]) if match else None
-
-
-def _describe(files: Sequence[Path]) -> tuple[tuple[Blob, FileIdentity | None], ...]:
-    """Digest and size of each file; in threads, because hashing releases the interpreter lock."""
-    if not files:
-        return ()
-    with ThreadPoolExecutor(max_workers=min(len(files), os.cpu_count() or 1, 8)) as pool:
-        return tuple(pool.map(_describe_one, files))
-
-
-def _describe_one(path: Path) -> tuple[Blob, FileIdentity | None]:
-    """With its identity if a later write would show in that; a write during the digest breaks the seal."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise InvalidInput(f"captured file {path} cannot be read: {error.strerror}") from error
-    with os.fdopen(fd, "rb") as file:
-        before = FileIdentity.of(os.fstat(fd))
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if FileIdentity.of(os.fstat(fd)) != before:
-            raise InvalidInput(f"captured file {path} was written while it was committed: it is not sealed")
-        return Blob(
-            digest=Digest(f"sha256:{digest}"), size_bytes=before.size_bytes
-        ), before if before.settled else None
 
 
 def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) -> Snapshot:

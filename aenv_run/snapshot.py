@@ -10,6 +10,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
+from aenv_run.chunk_table import has_table, table_bytes
 from aenv_run.digest import canonical_json
 from aenv_run.hooks import Hooks
 from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
@@ -20,14 +21,40 @@ MAX_DISK_LAYERS = 64
 MAX_MANIFEST_BYTES = 1 << 20
 
 
-_FORMAT_OF_HOOKS = {False: "aenv.snapshot/2", True: "aenv.snapshot/3"}
-
-
 class Blob(Model):
-    """A content-addressed file of the repository."""
+    """A content-addressed file of the repository.
+
+    ``chunks`` is the digest of the table of its chunks, itself a blob. None for a blob of one chunk, which its
+    own digest verifies, and for those of snapshots from before format 4.
+    """
 
     digest: Digest
     size_bytes: int = Field(ge=0)
+    chunks: Digest | None = Field(None, description="format 4: digest of the chunk table")
+
+    @model_validator(mode="after")
+    def _table_of_a_large_one(self) -> Self:
+        if self.chunks is not None and not has_table(self.size_bytes):
+            raise ValueError(f"a blob of {self.size_bytes} bytes has no chunk table")
+        return self
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, handler: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Without a table the bytes are those of before there was any."""
+        fields: dict[str, object] = handler(self)
+        if self.chunks is None:
+            fields.pop("chunks", None)
+        return fields
+
+    @property
+    def table(self) -> Blob | None:
+        """Its chunk table, as a blob: the size follows from this one's."""
+        return Blob(digest=self.chunks, size_bytes=table_bytes(self.size_bytes)) if self.chunks else None
+
+    @property
+    def with_table(self) -> tuple[Blob, ...]:
+        """It, and its chunk table if it has one."""
+        return (self, self.table) if self.table else (self,)
 
 
 class MemoryFacts(Model):
@@ -70,35 +97,42 @@ class Provenance(Model):
 class Snapshot(Model):
     """An immutable environment: disk layers (base first, all qcow2), perhaps memory, and how to run in it.
 
-    One with hooks is of format 2, with ``on_pause`` among them of format 3. Without, its bytes and its id are
-    those of format 1, which knows no hooks.
+    One of whose blobs has a chunk table is of format 4. Else one with hooks is of format 2, with ``on_pause``
+    among them of format 3. Without either its bytes and its id are those of format 1, which knows neither.
     """
 
-    format: Literal["aenv.snapshot/1", "aenv.snapshot/2", "aenv.snapshot/3"] = "aenv.snapshot/1"
+    format: Literal["aenv.snapshot/1", "aenv.snapshot/2", "aenv.snapshot/3", "aenv.snapshot/4"] = "aenv.snapshot/1"
     parent: SnapshotId | None = None
     architecture: Architecture
     machine: MachineSpec
     context: Context = Field(default_factory=Context)
     disk: tuple[Blob, ...] = Field(min_length=1, max_length=MAX_DISK_LAYERS)
     memory: MemoryPart | None = None
-    hooks: Hooks | None = Field(None, description="formats 2 and 3: commands for guests restored from the memory")
+    hooks: Hooks | None = Field(None, description="formats 2 to 4: commands for guests restored from the memory")
     labels: dict[str, str] = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
 
     @model_validator(mode="before")
     @classmethod
     def _newest_only_where_needed(cls, data: object) -> object:
-        """One that is made here says by its hooks of which format it is."""
-        if isinstance(data, dict) and (hooks := data.get("hooks")) is not None:
-            on_pause = hooks.get("on_pause") if isinstance(hooks, dict) else getattr(hooks, "on_pause", None)
-            return {"format": _FORMAT_OF_HOOKS[bool(on_pause)], **data}
+        """One that is made here says by what it has of which format it is."""
+        if isinstance(data, dict) and "format" not in data:
+            on_pause = _part(data.get("hooks"), "on_pause")
+            files = _part(data.get("memory"), "files")
+            blobs = [*_several(data.get("disk")), *(files.values() if isinstance(files, dict) else ())]
+            chunked = any(_part(blob, "chunks") is not None for blob in blobs)
+            return {"format": _format(data.get("hooks") is not None, bool(on_pause), chunked), **data}
         return data
 
     @model_validator(mode="after")
-    def _hooks_of_its_format(self) -> Self:
-        wanted = "aenv.snapshot/1" if self.hooks is None else _FORMAT_OF_HOOKS[bool(self.hooks.on_pause)]
-        if self.format != wanted:
-            raise ValueError("format 2 is that of snapshots with hooks, 3 with on_pause, and no other has them")
+    def _of_its_format(self) -> Self:
+        on_pause = self.hooks is not None and bool(self.hooks.on_pause)
+        chunked = any(blob.chunks is not None for blob in self._files())
+        if self.format != _format(self.hooks is not None, on_pause, chunked):
+            raise ValueError(
+                "format 2 is that of snapshots with hooks, 3 with on_pause, 4 with chunk tables, "
+                "and no other has them"
+            )
         if self.hooks is not None and self.memory is None:
             raise ValueError("hooks are for what was in memory, and there is none")
         return self
@@ -116,5 +150,21 @@ class Snapshot(Model):
         return SnapshotId(hashlib.sha256(canonical_json(self)).hexdigest())
 
     def blobs(self) -> tuple[Blob, ...]:
-        """Every blob that the snapshot needs, disk first."""
+        """Every blob that the snapshot needs: disk, memory, then their chunk tables."""
+        return self._files() + tuple(blob.table for blob in self._files() if blob.table)
+
+    def _files(self) -> tuple[Blob, ...]:
         return self.disk + (tuple(self.memory.files.values()) if self.memory else ())
+
+
+def _format(hooks: bool, on_pause: bool, chunked: bool) -> str:
+    return f"aenv.snapshot/{4 if chunked else 3 if on_pause else 2 if hooks else 1}"
+
+
+def _part(value: object, name: str) -> object:
+    """A field of what is not validated yet: a model, or the dict of one."""
+    return value.get(name) if isinstance(value, dict) else getattr(value, name, None)
+
+
+def _several(value: object) -> list[object]:
+    return list(value) if isinstance(value, list | tuple) else []

@@ -21,6 +21,7 @@ ARTIFACT_TYPE = "application/vnd.aenv.snapshot.v1"
 SNAPSHOT_TYPE = "application/vnd.aenv.snapshot.manifest.v1+json"
 DISK_TYPE = "application/vnd.aenv.disk.layer.v1.qcow2"
 MEMORY_TYPE = "application/vnd.aenv.memory.file.v1"
+TABLE_TYPE = "application/vnd.aenv.chunks.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REFERENCE, TITLE = "org.opencontainers.image.ref.name", "org.opencontainers.image.title"
@@ -75,6 +76,8 @@ def artifact_document(lineage: Sequence[Snapshot], manifests: Sequence[bytes]) -
             layers.setdefault(blob.digest, _descriptor(DISK_TYPE, blob.digest, blob.size_bytes))
         for role, blob in snapshot.memory.files.items() if snapshot.memory else ():
             layers.setdefault(blob.digest, _descriptor(MEMORY_TYPE, blob.digest, blob.size_bytes, title=role))
+        for blob in snapshot.blobs():  # what is neither: chunk tables
+            layers.setdefault(blob.digest, _descriptor(TABLE_TYPE, blob.digest, blob.size_bytes))
     for data in manifests[1:]:
         layers.setdefault(digest_bytes(data), _descriptor(SNAPSHOT_TYPE, digest_bytes(data), len(data)))
     return _dump(
