@@ -10,6 +10,8 @@ from typing import Literal
 
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
+from aenv_run.garbage.leases import read_lease
+from aenv_run.garbage.state import MAX_STATE_BYTES, STATE_KEY, GcState
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store import KeyInfo, StoreKey
@@ -17,6 +19,7 @@ from aenv_run.types import Digest, Model, Name, SnapshotId, StageKey, Tag
 
 Kind = Literal[
     "unreadable_ref",
+    "unreadable_lease",
     "unreadable_manifest",
     "missing_manifest",
     "missing_blob",
@@ -39,6 +42,9 @@ COUNTS = (
     "dangling_tags",
     "records",
     "temporaries",
+    "leases",
+    "collected",
+    "quarantined",
 )
 
 
@@ -82,6 +88,7 @@ class _Check:
         self._versions: set[tuple[str, str]] = set()
         self._removed: set[tuple[str, str]] = set()
         self._tags: dict[tuple[str, str], int] = {}
+        self._gone: set[SnapshotId] = set()  # collected, or moved away by a repair: their children stay
 
     def run(self) -> Report:
         # Writers go blob, manifest, ref. Read the other way round, all that is needed was there before.
@@ -175,14 +182,48 @@ class _Check:
         """The digest of a blob; a key of no known form is a problem."""
         if match := re.fullmatch(r"blobs/sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})", info.key):
             return Digest(f"sha256:{match[2]}")
+        if self._is_of_collectors(info):
+            return None
         if _ref_reader(info.key) is None and not re.fullmatch(r"snapshots/([0-9a-f]{2})/\1[0-9a-f]{62}", info.key):
             self._problem("unknown_file", info.key, "no such object is part of a repository")
         return None
+
+    def _is_of_collectors(self, info: KeyInfo) -> bool:
+        """Leases, manifests of what was collected, and what a repair moved away."""
+        key = info.key
+        if key.startswith("quarantine/"):
+            self._counts["quarantined"] += 1
+            if match := re.fullmatch(r"quarantine/[^/]+/(?:snapshots/[0-9a-f]{2}|lost)/([0-9a-f]{64})", key):
+                self._gone.add(SnapshotId(match[1]))
+            return True
+        if match := re.fullmatch(r"collected/([0-9a-f]{2})/(\1[0-9a-f]{62})", key):
+            self._counts["collected"] += 1
+            self._gone.add(SnapshotId(match[2]))
+            try:
+                self._repository.collected(SnapshotId(match[2]))
+            except NotFound:
+                pass
+            except AenvError as error:
+                self._problem("unreadable_manifest", key, error.message)
+            return True
+        if not key.startswith("leases/"):
+            return False
+        self._counts["leases"] += 1
+        try:
+            if key == STATE_KEY:
+                self._repository.read_ref(key, GcState, limit_bytes=MAX_STATE_BYTES)
+            else:
+                read_lease(self._repository, info)
+        except AenvError as error:
+            self._problem("unreadable_lease", key, error.message)
+        return True
 
     def _references(self, snapshots: dict[SnapshotId, Snapshot | None]) -> None:
         for id, users in sorted(self._users.items()):
             if id not in snapshots and not self._exists(id):
                 for user in sorted(users):
+                    if id in self._gone and user.startswith("snapshots/"):
+                        continue
                     self._problem("missing_manifest", user, f"refers to snapshot {id}, which does not exist")
         live = self._versions - self._removed
         for (name, _), version in self._tags.items():

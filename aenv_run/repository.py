@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TypeVar, get_args
@@ -20,6 +21,7 @@ from aenv_run.capture import Capture
 from aenv_run.describe import Described, describe
 from aenv_run.digest import CHUNK_BYTES, canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
+from aenv_run.garbage.state import Gate, Watch
 from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
 from aenv_run.store import Store, StoreKey
@@ -34,7 +36,11 @@ RECORD_KINDS = ("stages", "outputs")
 MAX_REMEMBERED = 10_000
 RESTORE_FIX = "restore the file from a copy, or move it away and build the snapshot again, which stores it anew"
 
+#: How often a writer that meets batches of a collector looks again before it gives up.
+RACE_TRIES = 20
+
 M = TypeVar("M", bound=Model)
+T = TypeVar("T")
 
 
 class Draft(Model):
@@ -56,10 +62,11 @@ class Draft(Model):
 
 
 class Repository:
-    """Blocking and thread-safe, as its store is."""
+    """Blocking and thread-safe, as its store is. ``gate`` tells whether a collector deletes."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, gate: Gate | None = None) -> None:
         self.store = store
+        self.gate = gate or Gate(store)
         self._digested: dict[Digest, FileIdentity] = {}
 
     # Snapshots
@@ -69,8 +76,9 @@ class Repository:
 
         Blobs first, each checked, then the manifest. If it fails, nothing is visible, the capture is whole,
         and the same call may be repeated. On success the captured files belong to the repository and their
-        names in the capture's directory are gone.
+        names in the capture's directory are gone. What a garbage collector takes meanwhile is put back.
         """
+        watch = self.gate.watch()
         if bool(capture.memory or capture.memory_below) != (capture.facts is not None):
             raise InvalidInput("a capture with memory needs the facts it is bound to, and one without has none")
         if missing := [role for role in capture.memory_below if role not in draft.memory_below]:
@@ -89,10 +97,9 @@ class Repository:
             own = dict(zip(roles, blobs[len(capture.disk) :], strict=True))
             memory = MemoryPart(files=capture.whole_memory(draft.memory_below, own), facts=capture.facts)
         snapshot = _compose(draft, draft.disk_below + blobs[: len(capture.disk)], memory)
-        for path, one in zip(files, described, strict=True):
-            self._put_blob(path, one.blob)
-            self._put_table(one)
-        self._put_manifest(snapshot)
+        self._store_whole(
+            snapshot, {one.blob.digest: path for path, one in zip(files, described, strict=True)}, described, watch
+        )
         self._remember(described)
         for path in files:
             path.unlink(missing_ok=True)
@@ -115,8 +122,9 @@ class Repository:
         ``files`` are those of its blobs that are not here, sealed, in a directory of the caller's own; as in
         ``commit`` they are given away. ``CorruptData`` for one that is not its blob; then nothing was written.
         """
+        watch = self.gate.watch()
         if snapshot.parent is not None:
-            self.snapshot(snapshot.parent)
+            self.ancestor(snapshot.parent)
         described = describe(list(files.values()))
         tables = {blob.digest: blob.chunks for blob in snapshot.blobs()}
         for digest, one in zip(files, described, strict=True):
@@ -128,15 +136,51 @@ class Repository:
                 raise CorruptData(
                     f"the chunk table that snapshot {snapshot.id.short} names for blob {digest} is of another blob"
                 )
-        for needed in dict.fromkeys(snapshot.blobs()):
-            if needed.digest in files:
-                self._put_blob(files[needed.digest], needed)
-            else:
-                self.require_blob(needed)
-        self._put_manifest(snapshot)
+        self._store_whole(snapshot, files, described, watch)
         self._remember(described)
         for path in files.values():
             path.unlink(missing_ok=True)
+
+    def ancestor(self, id: SnapshotId) -> Snapshot:
+        """The manifest, also when the snapshot was collected and only the memory of it is kept."""
+        try:
+            return self.snapshot(id)
+        except NotFound as error:
+            try:
+                return self.collected(id)
+            except NotFound:
+                raise error from None
+
+    def collected(self, id: SnapshotId) -> Snapshot:
+        """The manifest of a snapshot that was collected, and from which one that is kept grew."""
+        key = collected_key(id)
+        data = self.store.read(key, limit_bytes=MAX_MANIFEST_BYTES)
+        return parse_manifest(id, data, f"the manifest of the collected snapshot {id} ({key})")
+
+    def refer(self, id: SnapshotId, write: Callable[[], T], undo: Callable[[T], object]) -> T:
+        """Write what refers to a snapshot, which then is there; ``Conflict`` when it was just collected.
+
+        Then ``undo`` was called with what ``write`` had returned.
+        """
+        watch = self.gate.watch()
+        snapshot = self.snapshot(id)
+        done = write()
+        while not watch.quiet():
+            watch.wait()
+            try:
+                self.require_whole(snapshot)
+            except (NotFound, CorruptData):
+                undo(done)
+                raise Conflict(
+                    f"snapshot {id} was collected as garbage before it could be referred to", fix="make it again"
+                ) from None
+        return done
+
+    def require_whole(self, snapshot: Snapshot) -> None:
+        """``NotFound`` or ``CorruptData`` unless its manifest and its blobs are there. Reads no blob."""
+        self.snapshot(snapshot.id)
+        for blob in dict.fromkeys(snapshot.blobs()):
+            self.require_blob(blob)
 
     def find(self, prefix: str) -> SnapshotId:
         """The one snapshot whose id starts with ``prefix`` (4 hex digits or more)."""
@@ -176,14 +220,22 @@ class Repository:
         """The value kept under ``key``, or None."""
         return self.read_ref(record_key(kind, key), model)
 
+    def touch(self, kind: str, key: StageKey, *, older_than_s: float) -> None:
+        """Make the record young again if it is older: it is of use."""
+        place = record_key(kind, key)
+        found = self.store.stat(place)
+        if found is not None and time.time() - found.modified_s > older_than_s:
+            data = self.store.read(place, limit_bytes=MAX_RECORD_BYTES)
+            self.store.swap(place, data, expected=data)
+
     def forget(self, kind: str, key: StageKey) -> None:
         """Drop the record, so that it can be kept anew. No error when absent."""
         self.store.delete(record_key(kind, key))
 
-    def read_ref(self, key: StoreKey, model: type[M]) -> M | None:
+    def read_ref(self, key: StoreKey, model: type[M], *, limit_bytes: int = MAX_RECORD_BYTES) -> M | None:
         """A small JSON object of the store, bounded and validated; None when absent."""
         try:
-            data = self.store.read(key, limit_bytes=MAX_RECORD_BYTES)
+            data = self.store.read(key, limit_bytes=limit_bytes)
         except NotFound:
             return None
         return _parse(model, data, str(key))
@@ -244,10 +296,37 @@ class Repository:
         if not self.store.put_new(self.blob_key(blob.digest), table.encoded()):
             self.verify_blob(blob)
 
+    def _store_whole(
+        self, snapshot: Snapshot, files: Mapping[Digest, Path], described: Sequence[Described], watch: Watch
+    ) -> None:
+        """Its blobs, then its manifest. ``watch`` began before anybody looked at what is there."""
+        tables = {one.blob.chunks: one for one in described if one.blob.chunks is not None}
+        for _ in range(RACE_TRIES):
+            try:
+                for needed in dict.fromkeys(snapshot.blobs()):
+                    if needed.digest in files:
+                        self._put_blob(files[needed.digest], needed)
+                    elif needed.digest in tables:
+                        self._put_table(tables[needed.digest])
+                    else:
+                        self.require_blob(needed)
+            except CorruptData as error:
+                if watch.quiet():
+                    raise
+                raise Conflict(f"{error.message}: it was collected as garbage just now", fix="try again") from None
+            if watch.quiet():
+                self._put_manifest(snapshot)
+                if watch.quiet():
+                    return
+            watch.wait()
+        raise Conflict(f"snapshot {snapshot.id} met too many batches of a garbage collector", fix="try again")
+
     def _put_manifest(self, snapshot: Snapshot) -> None:
-        data = canonical_json(snapshot)
-        if not self.store.put_new(manifest_key(snapshot.id), data):
-            self.snapshot(snapshot.id)  # raises unless it is the same bytes
+        """One that is there already is written again: its age counts from its last use."""
+        key, data = manifest_key(snapshot.id), canonical_json(snapshot)
+        while not (self.store.put_new(key, data) or self.store.swap(key, data, expected=data)):
+            with suppress(NotFound):
+                self.snapshot(snapshot.id)  # raises when it is damaged
 
 
 class VerifiedReader:
@@ -294,6 +373,11 @@ def parse_manifest(id: SnapshotId, data: bytes, what: str) -> Snapshot:
 def manifest_key(id: SnapshotId) -> StoreKey:
     """Where the manifest is."""
     return StoreKey(f"snapshots/{id[:2]}/{id}")
+
+
+def collected_key(id: SnapshotId) -> StoreKey:
+    """Where the manifest of a collected snapshot is, as long as a kept one grew from it."""
+    return StoreKey(f"collected/{id[:2]}/{id}")
 
 
 def record_key(kind: str, key: StageKey) -> StoreKey:

@@ -19,13 +19,15 @@ from aenv_build.language.matrix import Cell
 from aenv_build.planning.keys import Inputs
 from aenv_build.planning.plan import Plan
 from aenv_run.digest import digest_bytes
-from aenv_run.errors import NotFound
+from aenv_run.errors import AenvError, NotFound
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, StageKey
 
 BASE = "base"
+#: A record that was of use is marked so once in that time: `aenv gc --build-cache-older-than` looks at it.
+USED_S = 86400.0
 #: How many characters of a digest people are shown.
 SHORT_DIGEST = len("sha256:") + 12
 
@@ -49,28 +51,42 @@ class Ledger:
         kept = self._repository.recall(kind, key, KeptResult)
         with suppress(NotFound):
             if kept is not None:
-                return kept.of(self._repository.snapshot(kept.snapshot_id))
+                hit = kept.of(self._repository.snapshot(kept.snapshot_id))
+                with suppress(AenvError):  # a repository that is only read
+                    self._repository.touch(kind, key, older_than_s=USED_S)
+                return hit
         if self._elsewhere is None or (found := self._elsewhere.bring(self._repository, kind, key)) is None:
             return None
         if self._elsewhere.copies:
             if kept is not None:  # a record that outlived its snapshot
                 self._repository.forget(kind, key)
-            self._repository.record(kind, key, KeptResult(snapshot_id=found.snapshot.id, at=found.at))
+            self._record(kind, key, KeptResult(snapshot_id=found.snapshot.id, at=found.at))
         return found
+
+    def _record(self, kind: str, key: StageKey, value: KeptResult) -> KeptResult:
+        """Keep it, and make sure that no garbage collector took the snapshot just before."""
+
+        def undo(kept: KeptResult) -> None:
+            if kept.snapshot_id == value.snapshot_id:
+                self._repository.forget(kind, key)
+
+        return self._repository.refer(
+            value.snapshot_id, lambda: self._repository.record(kind, key, value), undo=undo
+        )
 
     def keep(self, kind: str, key: StageKey, snapshot: Snapshot, *, replace: bool = False) -> Snapshot:
         """Record it; of two builders one wins and both go on with that one's. ``replace`` what is too old."""
         mine = KeptResult(snapshot_id=snapshot.id, at=self._clock())
         if replace:
             self._repository.forget(kind, key)
-        kept = self._repository.record(kind, key, mine)
+        kept = self._record(kind, key, mine)
         if kept.snapshot_id == mine.snapshot_id:
             return snapshot
         try:
             return self._repository.snapshot(kept.snapshot_id)
         except NotFound:  # the record outlived its snapshot
             self._repository.forget(kind, key)
-            self._repository.record(kind, key, mine)
+            self._record(kind, key, mine)
             return snapshot
 
 

@@ -81,9 +81,12 @@ class Catalog:
         Of two publishers at once the higher version keeps the tags, whoever is slower.
         """
         require_publishable(name)
-        self.repository.snapshot(snapshot_id)
         record = VersionRecord(snapshot_id=snapshot_id, created_at=now(), by=self.by, built=built)
-        version = self.version_log.claim(name, record)
+        version = self.repository.refer(
+            snapshot_id,
+            lambda: self.version_log.claim(name, record),
+            undo=lambda version: self.remove(name, version),
+        )
         for tag in tags:
             self.tag_log.move(name, tag, version, "publish")
         return version
@@ -216,7 +219,7 @@ class Catalog:
         while (parent := chain[-1].parent) is not None:
             if len(chain) >= MAX_LINEAGE:
                 raise CorruptData(f"snapshot {id} has more than {MAX_LINEAGE} ancestors")
-            chain.append(self.repository.snapshot(parent))
+            chain.append(self.repository.ancestor(parent))
         return chain
 
     def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...]) -> Entry | None:

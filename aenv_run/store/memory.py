@@ -182,9 +182,11 @@ class MemoryStore:
                 self._temporaries.append(f".tmp/{self.operations}-{writes.replace('/', '-')}")
             if fault and fault.when != "after":
                 raise self._strike(fault)
-            yield
-            if fault:
-                raise self._strike(fault)
+            try:
+                yield
+            finally:  # also an operation that found nothing
+                if fault:
+                    raise self._strike(fault)
 
     def _strike(self, fault: Fault) -> BaseException:
         self._fault = None
