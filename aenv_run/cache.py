@@ -83,6 +83,33 @@ class BlobCache:
                 return
         raise StoreUnavailable(f"blob {blob.digest} does not stay in the cache {self.root}", fix="try again")
 
+    def take_in(self, blob: Blob, path: Path) -> None:
+        """Give the cache a file of this home that nobody writes any more as the blob; it keeps its own name too.
+
+        ``CorruptData`` if it is not the blob.
+        """
+        place = self._place("blobs", blob)
+        _make_private(place.parent)
+        with self._errors(f"taking {path} into the cache"), _opened(path) as fd:
+            before = FileIdentity.of(os.fstat(fd))
+            settled = before.settled
+            self._require(blob, fd, str(path))
+            os.fchmod(fd, 0o444)
+            os.fsync(fd)
+            with in_use(self.root):
+                try:
+                    _link(fd, place)
+                except FileExistsError:
+                    return
+            if settled:
+                self._mark(blob, before)
+
+    def holds(self, blob: Blob) -> bool:
+        """Whether ``path`` needs nothing of the repository's store but what is a file here already."""
+        if self._repository.store.local_path(self._repository.blob_key(blob.digest)) is not None:
+            return True
+        return self._place("blobs", blob).exists()
+
     # Pieces
 
     def _is_used(self, blob: Blob, path: Path) -> bool:

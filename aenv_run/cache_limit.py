@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from aenv_run.types import Model
 
@@ -27,6 +28,8 @@ ABANDONED_S = 60.0
 LOCK = "use.lock"
 #: Where warm images are: directories, each of which goes as a whole.
 WARM = "warm"
+#: Where layers are that are read by range, as far as they are here; blocks/exports.py says what is in it.
+PARTIAL = "partial"
 
 
 class CacheUsage(Model):
@@ -34,6 +37,8 @@ class CacheUsage(Model):
 
     blobs: int
     warm_images: int
+    partial_blobs: int = 0
+    partial_bytes: int = 0
     own_bytes: int
     shared_bytes: int
 
@@ -48,18 +53,25 @@ class Trimmed(Model):
 
 @dataclass(frozen=True)
 class _Entry:
+    kind: Literal["blob", "warm", "partial"]
     path: Path
     mark: Path | None
     own_bytes: int
     shared_bytes: int
     used_s: float
 
-    def remove(self) -> None:
-        if self.mark is None:
+    def remove(self) -> bool:
+        """False: it is in use after all."""
+        if self.kind == "warm":
             shutil.rmtree(self.path, ignore_errors=True)
-            return
-        self.path.unlink(missing_ok=True)
-        self.mark.unlink(missing_ok=True)
+        elif self.kind == "blob":
+            self.path.unlink(missing_ok=True)
+        else:  # the block server locks those that it has open, and drops chunks of them by itself
+            with suppress(FileNotFoundError):
+                return _unlink_unlocked(self.path)
+        if self.mark is not None:
+            self.mark.unlink(missing_ok=True)
+        return True
 
 
 @contextmanager
@@ -84,21 +96,23 @@ def usage(root: Path) -> CacheUsage:
 def trim(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S) -> Trimmed:
     """Remove the least recently used until what the cache alone keeps is at most ``limit_bytes``.
 
-    What was asked for within ``grace_s`` stays, so the bound may be exceeded for so long. Processes may trim and
-    use one cache at the same time. Also removes what a killed process left of a fetch.
+    What was asked for within ``grace_s`` stays, so the bound may be exceeded for so long; but for layers that are
+    read by range, whose chunks can be had again at any moment. Processes may trim and use one cache at the same
+    time. Also removes what a killed process left of a fetch, and what nobody reads by range any more.
     """
     removed = freed_bytes = 0
     with alone(root):
         _remove_abandoned(root)
+        _remove_unused_exports(root)
         entries = list(_entries(root))
         own_bytes = _sum(entries).own_bytes
         newest_s = time.time() - grace_s
         for entry in sorted((entry for entry in entries if entry.own_bytes), key=lambda entry: entry.used_s):
-            if own_bytes - freed_bytes <= limit_bytes or entry.used_s > newest_s:
+            if own_bytes - freed_bytes <= limit_bytes:
                 break
-            entry.remove()
-            removed += 1
-            freed_bytes += entry.own_bytes
+            if (entry.kind == "partial" or entry.used_s <= newest_s) and entry.remove():
+                removed += 1
+                freed_bytes += entry.own_bytes
         return Trimmed(removed=removed, freed_bytes=freed_bytes, left=usage(root))
 
 
@@ -111,11 +125,15 @@ def _entries(root: Path) -> Iterator[_Entry]:
                 used_s = found.st_ctime
                 with suppress(FileNotFoundError):
                     used_s = mark.stat().st_mtime
-                yield _Entry(path, mark, *_bytes([found]), used_s)
+                yield _Entry("blob", path, mark, *_bytes([found]), used_s)
     for path in (root / WARM).glob("*"):
         with suppress(FileNotFoundError):
             files = [one.lstat() for one in path.iterdir()]
-            yield _Entry(path, None, *_bytes(files), path.stat().st_mtime)
+            yield _Entry("warm", path, None, *_bytes(files), path.stat().st_mtime)
+    for path in (root / PARTIAL).glob("*.data"):
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            yield _Entry("partial", path, None, *_bytes([found]), max(found.st_atime, found.st_mtime))
 
 
 def _bytes(files: list[os.stat_result]) -> tuple[int, int]:
@@ -125,13 +143,44 @@ def _bytes(files: list[os.stat_result]) -> tuple[int, int]:
 
 
 def _sum(entries: Iterator[_Entry] | list[_Entry]) -> CacheUsage:
-    blobs = images = own = shared = 0
-    for entry in entries:
-        blobs += entry.mark is not None
-        images += entry.mark is None
-        own += entry.own_bytes
-        shared += entry.shared_bytes
-    return CacheUsage(blobs=blobs, warm_images=images, own_bytes=own, shared_bytes=shared)
+    found = list(entries)
+    partial = [entry for entry in found if entry.kind == "partial"]
+    return CacheUsage(
+        blobs=sum(entry.kind == "blob" for entry in found),
+        warm_images=sum(entry.kind == "warm" for entry in found),
+        partial_blobs=len(partial),
+        partial_bytes=sum(entry.own_bytes for entry in partial),
+        own_bytes=sum(entry.own_bytes for entry in found),
+        shared_bytes=sum(entry.shared_bytes for entry in found),
+    )
+
+
+def _unlink_unlocked(path: Path) -> bool:
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _remove_unused_exports(root: Path) -> None:
+    """An export is kept by the hard links of those who use it; its table and its last trouble stay with it."""
+    needed: set[str] = set()
+    for path in (root / PARTIAL).glob("*.json"):
+        with suppress(FileNotFoundError):
+            found = path.lstat()
+            if found.st_nlink > 1 or found.st_mtime > time.time() - GRACE_S:
+                needed.add(path.name.rpartition(".")[0].rpartition(".")[0])
+            elif path.name.count(".") > 1:
+                path.unlink()
+    for pattern in ("*.table", "*.trouble"):
+        for path in (root / PARTIAL).glob(pattern):
+            if path.stem not in needed and not path.with_suffix(".data").exists():
+                path.unlink(missing_ok=True)
 
 
 def _remove_abandoned(root: Path) -> None:

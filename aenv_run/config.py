@@ -15,6 +15,10 @@ from aenv_run.store.posix import PosixStore
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
 CACHE_VARIABLE = "AENV_CACHE_MIB"
 WARM_VARIABLE = "AENV_FIRST_BOOT_WARMS"
+ON_DEMAND_VARIABLE = "AENV_ON_DEMAND"
+FILL_VARIABLE = "AENV_BACKGROUND_FILL"
+PATIENCE_VARIABLE = "AENV_STORE_PATIENCE_S"
+DEFAULT_PATIENCE_S = 30.0
 
 
 def repository_directory(url: str | None, home: Home) -> Path:
@@ -39,9 +43,31 @@ def cache_limit_bytes() -> int:
 
 def first_boot_warms() -> bool:
     """Whether the first boot of a snapshot without memory leaves an image. $AENV_FIRST_BOOT_WARMS=off: no."""
-    text = os.environ.get(WARM_VARIABLE, "on")
+    return _switch(WARM_VARIABLE, "on")
+
+
+def loads_on_demand() -> bool:
+    """Whether disk layers that are not local are read while they are used. $AENV_ON_DEMAND=off: fetched first."""
+    return _switch(ON_DEMAND_VARIABLE, "on")
+
+
+def fills_idle() -> bool:
+    """Whether the rest of a layer read on demand is fetched while nobody reads. $AENV_BACKGROUND_FILL=on: yes."""
+    return _switch(FILL_VARIABLE, "off")
+
+
+def store_patience_s() -> float:
+    """How long a store may fail before a guest that reads gets an I/O error: $AENV_STORE_PATIENCE_S, or 30."""
+    text = os.environ.get(PATIENCE_VARIABLE) or str(DEFAULT_PATIENCE_S)
+    if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,3})?", text):
+        raise InvalidInput(f"{PATIENCE_VARIABLE} is {text[:40]!r}", fix="write seconds, such as 30")
+    return float(text)
+
+
+def _switch(variable: str, default: str) -> bool:
+    text = os.environ.get(variable) or default
     if text not in ("on", "off"):
-        raise InvalidInput(f"{WARM_VARIABLE} is {text[:40]!r}", fix="write on or off")
+        raise InvalidInput(f"{variable} is {text[:40]!r}", fix="write on or off")
     return text == "on"
 
 

@@ -70,6 +70,16 @@ class Home:
         """What the node process logs."""
         return self.root / "node.log"
 
+    @property
+    def block_socket(self) -> Path:
+        """The unix socket on which the block server gives engines what is not local."""
+        return self.root / "blocks.sock"
+
+    @property
+    def block_log(self) -> Path:
+        """What the block server logs."""
+        return self.root / "blocks.log"
+
     def guest(self) -> Path:
         """Guest kernel, modules and envd: ``$AENV_GUEST_DIR``, the home's own, or a checkout's build."""
         if configured := os.environ.get(GUEST_VARIABLE):

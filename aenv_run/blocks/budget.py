@@ -1,0 +1,55 @@
+"""Which chunks of all open files were used least recently, and what reading by range has come to."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from aenv_run.blocks.chunk_file import ChunkFile
+
+
+@dataclass
+class Counters:
+    """Since the cache was made. ``hits`` and ``misses`` are chunks; what another reader was fetching already
+    is one of ``shared``."""
+
+    hits: int = 0
+    misses: int = 0
+    shared: int = 0
+    read_ahead: int = 0
+    fetches: int = 0
+    fetched_bytes: int = 0
+    dropped_bytes: int = 0
+    failures: int = 0
+
+
+class Budget:
+    """The order in which chunks go. Called by one thread."""
+
+    def __init__(self) -> None:
+        self._order: OrderedDict[tuple[ChunkFile, int], None] = OrderedDict()
+
+    def add_file(self, file: ChunkFile) -> None:
+        """What an earlier life left in it counts as unused."""
+        for index in file.stored():
+            self._order[file, index] = None
+            self._order.move_to_end((file, index), last=False)
+
+    def remove_file(self, file: ChunkFile) -> None:
+        """It is closed: a trim takes care of it from now on."""
+        for key in [key for key in self._order if key[0] is file]:
+            del self._order[key]
+
+    def use(self, file: ChunkFile, index: int) -> None:
+        """The chunk was stored or read just now."""
+        if file.takes_space(index):
+            self._order[file, index] = None
+            self._order.move_to_end((file, index))
+
+    def shrink(self, wanted_bytes: int) -> int:
+        """Give back at least so much, if there is so much; how much it was."""
+        freed_bytes = 0
+        while freed_bytes < wanted_bytes and self._order:
+            (file, index), _ = self._order.popitem(last=False)
+            freed_bytes += file.drop(index)
+        return freed_bytes

@@ -1,0 +1,164 @@
+"""One blob's chunks in a sparse file of this node: no bitmap beside it, so that there is none that could be wrong.
+
+What is a hole is not there. What is data is only a candidate when the file is opened: its digest is looked at
+before its first use. So nothing that a kill, a crash of the machine, a torn write or a failing disk left behind is
+ever believed, and no write has to be synced before the next one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import stat
+from pathlib import Path
+from typing import Protocol
+
+from aenv_run.store.sparse import write_at
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
+_ABSENT, _CANDIDATE, _GOOD, _ZERO = range(4)
+
+
+class Table(Protocol):
+    """Which chunks a blob has. ``aenv_run.chunks.ChunkTable`` is one."""
+
+    @property
+    def chunk_bytes(self) -> int:
+        """The size of each chunk but the last."""
+
+    @property
+    def blob_bytes(self) -> int:
+        """The size of the blob."""
+
+    @property
+    def count(self) -> int:
+        """How many chunks there are."""
+
+    def length(self, index: int) -> int:
+        """The size of a chunk."""
+
+    def is_zero(self, index: int) -> bool:
+        """Whether the chunk is nothing but zeros."""
+
+    def matches(self, index: int, data: bytes) -> bool:
+        """Whether these are the bytes of the chunk."""
+
+
+class ChunkFile:
+    """Open from here to ``close``. Called by one thread at a time."""
+
+    def __init__(self, path: Path, table: Table) -> None:
+        """Open or make it; ``OSError`` when that cannot be done."""
+        self.path, self.table = path, table
+        self.count = table.count
+        self._states = bytearray(self.count)
+        self._fd = _open(path)
+        #: A whole blob has another name in the cache of blobs: then it is only read.
+        self.is_whole = False
+        try:
+            # A trim that cannot lock it leaves it alone (cache_limit.py).
+            fcntl.flock(self._fd, fcntl.LOCK_SH)
+            found = os.fstat(self._fd)
+            self.is_whole = not stat.S_IMODE(found.st_mode) & 0o200
+            if found.st_size != table.blob_bytes:
+                os.ftruncate(self._fd, 0)
+                os.ftruncate(self._fd, table.blob_bytes)
+            for index in range(self.count):
+                if table.is_zero(index):
+                    self._states[index] = _ZERO
+            self._find_candidates()
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    @property
+    def descriptor(self) -> int:
+        """Of the open file."""
+        return self._fd
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def length(self, index: int) -> int:
+        """The size of a chunk."""
+        return self.table.length(index)
+
+    def has(self, index: int) -> bool:
+        """Whether the chunk is here and right. A candidate is digested now."""
+        state = self._states[index]
+        if state == _CANDIDATE:
+            data = os.pread(self._fd, self.length(index), index * self.table.chunk_bytes)
+            state = _GOOD if self.table.matches(index, data) else _ABSENT
+            self._states[index] = state
+        return state != _ABSENT
+
+    def takes_space(self, index: int) -> bool:
+        """Whether dropping the chunk would free something."""
+        return not self.is_whole and self._states[index] in (_CANDIDATE, _GOOD)
+
+    def stored(self) -> list[int]:
+        """Chunks that take space."""
+        return [index for index in range(self.count) if self.takes_space(index)]
+
+    def missing(self) -> list[int]:
+        """Chunks that are not here, as far as is known without a digest."""
+        return [index for index in range(self.count) if self._states[index] == _ABSENT]
+
+    def read(self, index: int, start: int, length: int) -> bytes:
+        """A part of a chunk that ``has`` said is here."""
+        if self._states[index] == _ZERO:
+            return bytes(length)
+        return os.pread(self._fd, length, index * self.table.chunk_bytes + start)
+
+    def put(self, index: int, data: bytes) -> bool:
+        """Keep a chunk whose bytes were verified; False when this node has no room for it."""
+        if self._states[index] in (_GOOD, _ZERO) or self.is_whole:
+            return True
+        try:
+            write_at(self._fd, data, index * self.table.chunk_bytes)
+        except OSError as error:
+            self._states[index] = _ABSENT  # a part of it may be there
+            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+                return False
+            raise
+        self._states[index] = _GOOD
+        return True
+
+    def drop(self, index: int) -> int:
+        """Give its space back; how many bytes that were."""
+        if not self.takes_space(index):
+            return 0
+        self._states[index] = _ABSENT
+        length = self.length(index)
+        start = index * self.table.chunk_bytes
+        if _LIBC.fallocate(self._fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(start), ctypes.c_long(length)) != 0:
+            return 0  # the file system has no holes: its bytes stay, and are not believed
+        return length
+
+    def _find_candidates(self) -> None:
+        offset, size = 0, self.table.chunk_bytes
+        while offset < self.table.blob_bytes:
+            try:
+                start = os.lseek(self._fd, offset, os.SEEK_DATA)
+            except OSError as error:
+                if error.errno == errno.ENXIO:
+                    return
+                raise
+            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
+            for index in range(start // size, min(self.count, -(-offset // size))):
+                if self._states[index] == _ABSENT:
+                    self._states[index] = _CANDIDATE
+
+
+def _open(path: Path) -> int:
+    flags = os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        return os.open(path, os.O_RDWR | flags, 0o600)
+    except PermissionError:  # whole, and we are not root
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)

@@ -1,0 +1,140 @@
+"""What a block server may serve, and what went wrong with it: small files in ``cache/partial``.
+
+``EXPORT.json`` says which blob an export is and where it comes from. Whoever uses it has a hard link of that in
+its own directory, so a server that is started anew still knows it, and a trim knows that it is needed. Of the same
+bytes there is one ``DATA.data``, whatever repository they come from. The chunk table is a part of both names: a
+manifest that names the same blob with a table of other bytes never meets them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from aenv_run.cache_limit import PARTIAL
+from aenv_run.errors import AenvError, CorruptData, NotFound, from_wire
+from aenv_run.snapshot import Blob
+from aenv_run.types import Model
+
+MAX_BYTES = 64 << 10
+
+
+class Export(Model):
+    """One blob, which has a chunk table, of one repository."""
+
+    format: Literal["aenv.served/1"] = "aenv.served/1"
+    blob: Blob
+    repository: str = Field(max_length=4096)
+
+    @model_validator(mode="after")
+    def _has_a_table(self) -> Self:
+        if self.blob.chunks is None:
+            raise ValueError("a blob without a chunk table cannot be read by range")
+        return self
+
+    @property
+    def data(self) -> str:
+        """Names the bytes."""
+        assert self.blob.chunks is not None
+        return f"{self.blob.digest.hex}.{self.blob.chunks.hex}"
+
+    @property
+    def name(self) -> str:
+        """Names the export."""
+        return f"{self.data}.{hashlib.sha256(self.repository.encode()).hexdigest()[:16]}"
+
+
+class Trouble(Model):
+    """Why bytes of a layer could not be read, the last time that somebody wanted some."""
+
+    code: str
+    message: str
+    fix: str = ""
+    at_s: float
+
+    def error(self) -> AenvError:
+        """The typed error again."""
+        return from_wire(self.code, self.message, self.fix)
+
+
+class Exports:
+    """The files of one cache. Processes may use them at the same time."""
+
+    def __init__(self, root: Path) -> None:
+        self.directory = root / PARTIAL
+
+    def add(self, export: Export, holder: Path) -> None:
+        """Let it be served for as long as ``holder``, a new name of its file, is there."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._path(export.name)
+        for _ in range(5):
+            if not path.exists():
+                _replace(path, export.model_dump_json().encode())
+            with suppress(FileNotFoundError):  # a trim was faster
+                os.utime(path)
+                os.link(path, holder)
+                return
+        raise NotFound(f"{path} does not stay", fix="try again")
+
+    def find(self, name: str) -> Export:
+        """``NotFound`` unless it may be served."""
+        path = self._path(name)
+        try:
+            with path.open("rb") as file:
+                found = Export.model_validate_json(file.read(MAX_BYTES))
+        except (OSError, ValueError, ValidationError):
+            raise NotFound(f"nothing is served as {name[:80]!r}") from None
+        if found.name != name:
+            raise CorruptData(f"{path} is that of another export")
+        return found
+
+    def data(self, export: Export) -> Path:
+        """The file of its chunks."""
+        return self.directory / f"{export.data}.data"
+
+    def table(self, export: Export) -> Path:
+        """A copy of its chunk table."""
+        return self.directory / f"{export.data}.table"
+
+    def tell(self, export: Export, error: AenvError | None) -> None:
+        """Write down why it could not be read; None: it can."""
+        path = self._trouble(export.data)
+        if error is None:
+            path.unlink(missing_ok=True)
+            return
+        trouble = Trouble(code=error.code, message=error.message[:4000], fix=error.fix, at_s=time.time())
+        with suppress(OSError):  # the disk may be full: whoever reads gets an error all the same
+            _replace(path, trouble.model_dump_json().encode())
+
+    def trouble(self, name: str, since_s: float = 0.0) -> Trouble | None:
+        """Why the export could not be read the last time that somebody tried; None when it could."""
+        try:
+            with self._trouble(name.rpartition(".")[0]).open("rb") as file:
+                found = Trouble.model_validate_json(file.read(MAX_BYTES))
+        except (OSError, ValueError, ValidationError):
+            return None
+        return found if found.at_s >= since_s else None
+
+    def _path(self, name: str) -> Path:
+        if "/" in name or not name or name.startswith("."):
+            raise NotFound(f"nothing is served as {name[:80]!r}")
+        return self.directory / f"{name[:200]}.json"
+
+    def _trouble(self, data: str) -> Path:
+        return self.directory / f"{data.replace('/', '')[:200]}.trouble"
+
+
+def _replace(path: Path, data: bytes) -> None:
+    temporary = path.with_name(f".{secrets.token_hex(8)}")
+    try:
+        temporary.write_bytes(data)
+        temporary.rename(path)
+    finally:
+        temporary.unlink(missing_ok=True)
