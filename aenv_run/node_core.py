@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import suppress
@@ -68,14 +67,11 @@ class Counts:
 class Node:
     """The collection. Every method may be called at any time; each sandbox takes care of its own order."""
 
-    def __init__(
-        self, home: Home, tools: Tools, *, launches_at_once: int | None = None, limits: Limits | None = None
-    ) -> None:
+    def __init__(self, home: Home, tools: Tools, *, limits: Limits | None = None) -> None:
         self._home = home
         self._tools = tools
         self._sandboxes: dict[SandboxId, HostedSandbox] = {}
-        self._launches = asyncio.Semaphore(launches_at_once or min(4, 2 * (os.cpu_count() or 1)))
-        self._launcher = Launcher(home, tools, self._launches)
+        self._launcher = Launcher(home, tools)
         self._tasks: set[asyncio.Task[None]] = set()  # all that the node does by itself
         self._trim_due, self._trimming = asyncio.Event(), asyncio.Lock()
         self.pools = Pools(home, self._launcher.warm)
@@ -203,8 +199,7 @@ class Node:
         self, sandbox: HostedSandbox, *, timeout_s: float, cold: bool, hooks: bool = True
     ) -> SandboxInfo:
         """Resume for ``timeout_s``."""
-        async with self._launches:
-            await sandbox.resume(expires_at_s=time.time() + timeout_s, cold=cold, hooks=hooks)
+        await sandbox.resume(expires_at_s=time.time() + timeout_s, cold=cold, hooks=hooks)
         self.changed.set()
         return self.info(sandbox)
 
@@ -318,8 +313,7 @@ class Node:
     async def _launch(self, sandbox: HostedSandbox, *, cold: bool = False, hooks: bool = True) -> None:
         self._sandboxes[sandbox.id] = sandbox
         try:
-            async with self._launches:
-                await sandbox.launch(cold=cold, hooks=hooks)
+            await sandbox.launch(cold=cold, hooks=hooks)
         except BaseException:
             await to_the_end(self.kill(sandbox))
             raise

@@ -21,10 +21,10 @@ from aenv_run.types import SnapshotId
 
 
 class Launcher:
-    """Makes sandboxes that are not running yet. ``launches`` bounds how many start at once, of all."""
+    """Makes sandboxes that are not running yet."""
 
-    def __init__(self, home: Home, tools: Tools, launches: asyncio.Semaphore) -> None:
-        self._home, self._tools, self._launches = home, tools, launches
+    def __init__(self, home: Home, tools: Tools) -> None:
+        self._home, self._tools = home, tools
         self._imaging: set[SnapshotId] = set()
 
     async def plan(self, request: CreateRequest, resolved: Resolved) -> tuple[Snapshot, Record]:
@@ -58,8 +58,7 @@ class Launcher:
         _require_memory(snapshot, snapshot_id.short)
         sandbox = await self.make(record, snapshot, memory=True)
         try:
-            async with self._launches:
-                await sandbox.warm()
+            await sandbox.warm()
         except BaseException:  # also a cancel while it waits for its turn
             await to_the_end(sandbox.discard())
             raise
@@ -102,8 +101,7 @@ class Launcher:
             await in_thread(images.drop, snapshot_id, facts)  # what cannot be used would be in the way
             sandbox = await self.make(record, snapshot, memory=False)
             try:
-                async with self._launches:
-                    capture = await sandbox.boot_image()
+                capture = await sandbox.boot_image()
                 await in_thread(images.keep, snapshot_id, capture)
             finally:
                 await to_the_end(sandbox.discard())

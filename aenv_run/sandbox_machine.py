@@ -7,7 +7,8 @@ import logging
 import secrets
 import time
 import uuid
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSpec
@@ -57,9 +58,12 @@ class SandboxMachine:
         """
         memory = None if cold else record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
-        machine = await self._start(record, chosen, cold=cold)
-        self.machine = machine
-        await self._greet(record, machine, start, restored=memory is not None)
+        restored = memory is not None
+        async with self._tools.starts:
+            self.machine = machine = await self._start(record, chosen, cold=cold)
+            async with _came_up(record, machine):
+                await self._introduce(record, machine, restored=restored)
+        await self._greeted(record, machine, start if restored else None)
         return chosen
 
     async def warm_up(self, record: Record) -> Chosen:
@@ -67,20 +71,22 @@ class SandboxMachine:
         with a first answer (pages, translated code) is behind it. It has no identity, so nobody may call it."""
         memory = record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
-        self.machine = machine = await self._start(record, chosen, cold=False)
-        async with self._tools.guests(machine.endpoint, None) as guest:
-            await guest.wait_ready(READY_TIMEOUT_S)
-        await machine.pause()
+        async with self._tools.starts:
+            self.machine = machine = await self._start(record, chosen, cold=False)
+            async with self._tools.guests(machine.endpoint, None) as guest:
+                await guest.wait_ready(READY_TIMEOUT_S)
+            await machine.pause()
         return chosen
 
     async def boot_image(self, record: Record) -> Capture:
         """Boot, and capture before anybody has used it, with memory. The machine stays stopped."""
         chosen = await self._tools.choose(None, record.driver)
-        self.machine = machine = await self._start(record, chosen, cold=True)
-        async with self._tools.guests(machine.endpoint, None) as guest:
-            await guest.wait_ready(READY_TIMEOUT_S)
-            await guest.settle()
-            await guest.detach()
+        async with self._tools.starts:
+            self.machine = machine = await self._start(record, chosen, cold=True)
+            async with self._tools.guests(machine.endpoint, None) as guest:
+                await guest.wait_ready(READY_TIMEOUT_S)
+                await guest.settle()
+                await guest.detach()
         return await machine.capture(self._directory.capturing, memory=True, keep_running=False)
 
     async def wake(self, record: Record) -> None:
@@ -89,19 +95,15 @@ class SandboxMachine:
             raise SandboxDead(f"sandbox {record.id} has no machine")
         await self.network.settle(record.policy)
         await machine.resume()
-        await self._greet(record, machine, "launch", restored=True)
+        async with _came_up(record, machine):
+            await self._introduce(record, machine, restored=True)
+        await self._greeted(record, machine, "launch")
 
-    async def _greet(self, record: Record, machine: Machine, start: Start | None, *, restored: bool) -> None:
-        guest = self._tools.guests(machine.endpoint, None)
-        self.guest = guest
-        try:
-            await self._introduce(record, machine, guest, restored=restored)
-            if restored and start is not None:
-                await run_hooks(record, guest, start)
-        except SandboxDead as error:
-            console = await machine.console()
-            tail = "\n".join(console.splitlines()[-10:])
-            raise BootFailed(f"sandbox {record.id} did not come up: {error.message}\n{tail}".rstrip()) from error
+    async def _greeted(self, record: Record, machine: Machine, start: Start | None) -> None:
+        """It is who it is: run its hooks, which may take long, so nobody else's start waits for them."""
+        if self.guest is not None and start is not None:
+            async with _came_up(record, machine):
+                await run_hooks(record, self.guest, start)
 
     async def _start(self, record: Record, chosen: Chosen, *, cold: bool) -> Machine:
         driver = chosen.driver
@@ -118,11 +120,12 @@ class SandboxMachine:
         except RestoreIncompatible as error:
             raise RestoreIncompatible(error.message, fix=COLD_FIX) from error
 
-    async def _introduce(self, record: Record, machine: Machine, guest: Guest, *, restored: bool) -> None:
+    async def _introduce(self, record: Record, machine: Machine, *, restored: bool) -> None:
         """The first call that the guest gets is already this one: to ask before whether it answers costs as much.
 
         It may be repeated: the same identity again changes nothing.
         """
+        self.guest = guest = self._tools.guests(machine.endpoint, None)
         deadline_s = time.monotonic() + READY_TIMEOUT_S
         while True:
             try:
@@ -251,6 +254,17 @@ class SandboxMachine:
         await self.network.close()
         if self.guest is not None:
             await self.guest.aclose()
+
+
+@asynccontextmanager
+async def _came_up(record: Record, machine: Machine) -> AsyncIterator[None]:
+    """A guest that dies here never came up."""
+    try:
+        yield
+    except SandboxDead as error:
+        console = await machine.console()
+        tail = "\n".join(console.splitlines()[-10:])
+        raise BootFailed(f"sandbox {record.id} did not come up: {error.message}\n{tail}".rstrip()) from error
 
 
 async def identify(record: Record, guest: Guest, *, restored: bool = False) -> None:

@@ -26,6 +26,7 @@ from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu_capture import overlay_name
 from aenv_run.drivers.qemu_ram import Handover, RamImage
 from aenv_run.memory_files import whole_of
+from aenv_run.sandbox_tools import starts_at_once
 from tests.perf.twin import TRUE, BareMachine, Machines, ask, milliseconds, run
 
 Json = dict[str, object]
@@ -135,7 +136,7 @@ class QemuTwin:
         self._engine, self._scratch = engine, scratch
         self._machines = Machines()
         self._numbers = itertools.count()
-        self.pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1))
+        self.pool = ThreadPoolExecutor(starts_at_once())
 
     def prepare(self) -> None:
         """Nothing: it restores the product's own files."""

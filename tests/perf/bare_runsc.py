@@ -28,6 +28,7 @@ from aenv_run.disk_mount import MS_RDONLY, mount
 from aenv_run.drivers import gvisor_cgroup, gvisor_spec
 from aenv_run.drivers.gvisor_supervisor import NET_SYSCTL
 from aenv_run.drivers.protocol import NetworkSlot
+from aenv_run.sandbox_tools import starts_at_once
 from aenv_run.types import MachineSpec
 from tests.perf.twin import TRUE, BareMachine, Machines, milliseconds, run
 
@@ -177,7 +178,7 @@ class RunscTwin:
         self._image = scratch / "bare-image"
         self._state = scratch / "bare-state"
         self._namespaces = Namespaces(engine.hide_net_sysctl)
-        self.pool = ThreadPoolExecutor(2 * (os.cpu_count() or 1), initializer=self._namespaces.enter)
+        self.pool = ThreadPoolExecutor(starts_at_once(), initializer=self._namespaces.enter)
 
     def prepare(self) -> None:
         """Boot one, checkpoint it: what it wrote is a layer of those that are restored from it."""

@@ -33,6 +33,7 @@ from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import DriverUnavailable
 from aenv_run.paths import Home
 from aenv_run.repository import Draft
+from aenv_run.sandbox_tools import starts_at_once
 from aenv_run.sdk_async import AsyncSandbox
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import MachineSpec, Name
@@ -157,7 +158,7 @@ def notes_of(twin: Twin) -> dict[str, str]:
         "bare": twin.notes["machine"],
         "a": f"bare: {twin.notes['pause']}",
         "b": f"bare: {twin.notes['save']}",
-        "c": f"bare: as (b), then as many restores by hand, {2 * (os.cpu_count() or 1)} at a time",
+        "c": f"bare: as (b), then as many restores by hand, {starts_at_once()} at a time",
         "d": "the next episode: kill, create from the snapshot; or `reset` while a pool has one machine ready. "
         "bare: kill, restore. gvx states about 100 ms",
         "e": "nothing left: no process, directory, control group or namespace; gvx states about 10 ms for a close",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
@@ -147,6 +148,21 @@ async def test_after_the_identity_and_before_anybody_may_use_it(site: Site) -> N
     await until(lambda: sum(len(machine.ran) for machine in site.engine.machines.values()) == 2)
     (info,) = [info for info in node.infos() if info.sandbox_id != first.id]
     assert (info.state, info.address, launching.done()) == (State.STARTING, None, False)
+    site.engine.command_gate.set()
+    await launching
+    await node.kill_live()
+    assert site.clean()
+
+
+async def test_a_hook_that_takes_long_keeps_nobody_else_from_starting(site: Site) -> None:
+    site = replace(site, tools=replace(site.tools, starts=asyncio.Semaphore(1)))
+    node = site.node()
+    await hooked(site, node)
+    site.engine.command_gate = asyncio.Event()
+    launching = asyncio.create_task(launch(node, snapshot="hooked"))
+    await until(lambda: sum(len(machine.ran) for machine in site.engine.machines.values()) == 2)
+    other = await launch(node)
+    assert other.state is State.RUNNING and not launching.done()
     site.engine.command_gate.set()
     await launching
     await node.kill_live()

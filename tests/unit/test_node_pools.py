@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 import pytest_asyncio
@@ -272,7 +273,7 @@ async def test_a_larger_pool_is_filled_at_once(node: Node) -> None:
 
 
 async def test_a_node_that_ends_while_a_machine_waits_for_its_turn_leaves_nothing(site: Site) -> None:
-    node = Node(site.home, site.tools, launches_at_once=1)
+    node = Node(site.home, replace(site.tools, starts=asyncio.Semaphore(1)))
     await node.reconcile()
     site.engine.hold_launches.add(0)
     busy = asyncio.create_task(launch(node))
