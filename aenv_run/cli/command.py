@@ -29,6 +29,7 @@ COMMANDS: Table = {
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
     "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, promote, roll back, remove"),
     "check": ("check", "check", "is the repository whole"),
+    "gc": ("gc", "gc", "delete snapshots and blobs that nothing needs"),
     "cache": ("cache", "cache", "blobs that are local to this machine: show, prune"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
     "node": ("node", "node", "the node process that keeps the sandboxes"),

@@ -67,6 +67,11 @@ class MemoryStore:
         with self._lock:
             self._objects[key] = _Object(data)
 
+    def age(self, key: StoreKey, seconds: float) -> None:
+        """Let an object be that much older than it is; less than 0: its time is in the future."""
+        with self._lock:
+            self._objects[key] = _Object(self._objects[key].data, time.time() - seconds)
+
     # Writing
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:

@@ -1,0 +1,375 @@
+"""``aenv gc``: deletes what nothing holds, in batches, beside builds and launches. docs/garbage.md describes it."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from aenv_run.digest import canonical_json
+from aenv_run.errors import AenvError, Conflict, NotFound
+from aenv_run.garbage.holder import RENEW_S
+from aenv_run.garbage.leases import Found, holder_key, read_leases
+from aenv_run.garbage.lock import CollectorLock
+from aenv_run.garbage.state import STATE_KEY
+from aenv_run.garbage.survey import Survey, Surveyor, looks_dead
+from aenv_run.repository import Repository, collected_key, manifest_key
+from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.types import Model, SnapshotId
+
+DEFAULT_GRACE_S = 86400.0
+#: Temporaries of a writer are never younger than this when they go, whatever the grace period is.
+TEMPORARY_S = 3600.0
+#: Where blobs are: raw, and packed by the digest of the raw one.
+BLOBS = ("blobs/sha256/", "packed/sha256/")
+Tell = Callable[[str], None]
+
+
+class Rules(Model):
+    """``grace_s``: nothing younger goes. The others: kinds of things that go only on request, by their age."""
+
+    grace_s: float = Field(DEFAULT_GRACE_S, ge=0)
+    records_older_s: float | None = Field(None, ge=0)
+    quarantine_older_s: float | None = Field(None, ge=0)
+    dry_run: bool = False
+
+
+class Kept(Model):
+    """A snapshot that no version and no record of the build cache names, and who holds it."""
+
+    snapshot_id: SnapshotId
+    held_by: tuple[str, ...]
+
+
+class Holding(Model):
+    """A lease that was there."""
+
+    id: str
+    who: str
+    snapshots: int
+    renewed_s_ago: float
+
+
+class Collected(Model):
+    """What went, or with ``dry_run`` would go. ``remembered``: snapshots of which the manifest stays, as ancestors."""
+
+    dry_run: bool
+    snapshots: int = 0
+    remembered: int = 0
+    blobs: int = 0
+    freed_bytes: int = 0
+    records: int = 0
+    leases: int = 0
+    temporaries: int = 0
+    quarantined: int = 0
+    referenced: int = 0
+    kept: tuple[Kept, ...] = ()
+    holders: tuple[Holding, ...] = ()
+
+
+def collect(
+    repository: Repository,
+    rules: Rules,
+    used: Callable[[], Mapping[SnapshotId, str]],
+    *,
+    tell: Tell = lambda line: None,
+    partly: Callable[[Collected], None] = lambda done: None,
+) -> Collected:
+    """Collect, or say what would go. ``partly`` gets what was done so far, at the end of every batch.
+
+    Whatever ends it, what is referred to or held is whole, and the next one goes on.
+    """
+    return _Collection(repository, rules, used, tell, partly).run()
+
+
+@dataclass
+class _Counts:
+    snapshots: int = 0
+    remembered: int = 0
+    blobs: int = 0
+    freed_bytes: int = 0
+    records: int = 0
+    leases: int = 0
+    temporaries: int = 0
+    quarantined: int = 0
+
+
+class _BatchOver(Exception):
+    """Others are to have their turn."""
+
+
+class _Collection:
+    def __init__(
+        self,
+        repository: Repository,
+        rules: Rules,
+        used: Callable[[], Mapping[SnapshotId, str]],
+        tell: Tell,
+        partly: Callable[[Collected], None],
+    ) -> None:
+        self._repository, self._rules, self._tell, self._partly = repository, rules, tell, partly
+        self._store, self._timing = repository.store, repository.gate.timing
+        self._lock = CollectorLock(repository.gate, "gc", lambda who: tell(f"waiting for {who}"))
+        self._locked = False
+        self._until_s = 0.0
+        self._surveyor = Surveyor(
+            repository, used, grace_s=rules.grace_s, records_older_s=rules.records_older_s, alive=self._alive
+        )
+        self._dead: frozenset[str] = frozenset()
+        self._counts = _Counts()
+        self._last: Survey | None = None
+        self._places = [f"{under}{first:02x}" for under in BLOBS for first in range(256)]
+
+    def run(self) -> Collected:
+        """All of it."""
+        if self._rules.dry_run:
+            return self._dry_run()
+        self._tell("looking at what is needed")
+        first = self._surveyor.survey(self._present_s())  # without the lock: it reads every manifest
+        self._watch_silent_builds(first)
+        while not self._batch():
+            self._partly(self._report())
+            self._timing.sleep(2 * self._timing.poll_s)  # writers that wait have their turn
+        return self._report()
+
+    # -- what goes -----------------------------------------------------------------------------------------
+
+    def _batch(self) -> bool:
+        """As much as one may do before others get their turn; whether that was all."""
+        self._lock.acquire()
+        self._locked = True
+        try:
+            # A writer that has looked at the lock before we took it, and is about to write a manifest, is seen then.
+            self._timing.sleep(self._timing.settle_s)
+            self._lock.require()
+            found = self._surveyor.survey(self._present_s(), dead=self._dead)
+            self._last = found
+            self._until_s = self._timing.clock_s() + self._timing.batch_s
+            try:
+                self._small_things(found)
+                self._snapshots(found)
+                self._blobs(found)
+                self._leftovers(found)
+            except _BatchOver:
+                return False
+            return True
+        finally:
+            self._locked = False
+            self._lock.release()
+
+    def _small_things(self, found: Survey) -> None:
+        for lease in found.dead:
+            self._delete(holder_key(lease.id))
+            self._counts.leases += 1
+        for key in found.buried:
+            self._delete(StoreKey(key.replace("refs/names/", "refs/labels/")))
+            self._delete(key)
+        for key in found.old_records:
+            self._delete(key)
+            self._counts.records += 1
+
+    def _snapshots(self, found: Survey) -> None:
+        """Manifests, children first; one that a kept snapshot grew from is remembered."""
+        doomed, remembered, forgotten = self._plan(found)
+        for id in _children_first(doomed, self._surveyor):
+            if id in remembered:
+                try:
+                    data = canonical_json(self._repository.snapshot(id))
+                except NotFound:
+                    continue
+                self._store.put_new(collected_key(id), data)
+                found.collected.add(id)
+                self._counts.remembered += 1
+            self._delete(manifest_key(id))
+            found.manifests.pop(id)
+            self._counts.snapshots += 1
+        for id in forgotten:
+            self._delete(collected_key(id))
+            found.collected.discard(id)
+
+    def _plan(self, found: Survey) -> tuple[set[SnapshotId], set[SnapshotId], set[SnapshotId]]:
+        """Snapshots that go, those of them whose manifests are kept as ancestors, and ancestors of nothing more."""
+        doomed = found.manifests.keys() - found.kept.keys()
+        above: set[SnapshotId] = set()
+        for id in found.kept:
+            parent = self._surveyor.needs(id).parent
+            while parent is not None and parent not in above:
+                if parent not in found.manifests and parent not in found.collected:
+                    break
+                above.add(parent)
+                parent = self._surveyor.needs(parent).parent
+        kept = found.kept.keys()
+        return doomed, doomed & above, {id for id in found.collected if id not in above or id in kept}
+
+    def _blobs(self, found: Survey) -> None:
+        """Those that no manifest needs that is left. Places that are done are not looked at again."""
+        needed = {digest for id in found.manifests for digest in self._surveyor.needs(id).blobs}
+        while self._places:
+            for info in self._unneeded(found, needed, self._places[0]):
+                self._delete(info.key)
+                self._counts.blobs += 1
+                self._counts.freed_bytes += info.size_bytes
+            self._places.pop(0)
+
+    def _unneeded(self, found: Survey, needed: set[bytes], place: str) -> Iterator[KeyInfo]:
+        for info in self._store.list(place):
+            self._alive()
+            name = info.key.rpartition("/")[2]
+            old = found.present_s - info.modified_s >= self._rules.grace_s
+            if old and len(name) == 64 and _digest(name) not in needed:
+                yield info
+
+    def _leftovers(self, found: Survey) -> None:
+        for info in self._store.list("signatures/"):
+            self._alive()
+            parts = info.key.split("/")
+            young = found.present_s - info.modified_s < self._rules.grace_s
+            if (
+                len(parts) == 4
+                and parts[2] not in found.manifests
+                and parts[2] not in found.collected
+                and not young
+            ):
+                self._delete(info.key)
+        age_s = self._rules.quarantine_older_s
+        for info in self._store.list("quarantine/") if age_s is not None else ():
+            self._alive()
+            if age_s is not None and found.present_s - info.modified_s >= age_s:
+                self._delete(info.key)
+                self._counts.quarantined += 1
+                self._counts.freed_bytes += info.size_bytes
+
+    def _delete(self, key: StoreKey) -> None:
+        if self._timing.clock_s() > self._until_s:
+            raise _BatchOver
+        self._lock.require()
+        self._store.delete(key)
+
+    # -- what is seen --------------------------------------------------------------------------------------
+
+    def _alive(self) -> None:
+        if self._locked:
+            self._lock.require()
+
+    def _present_s(self) -> float:
+        """The store's own time: that of the last thing written to it."""
+        if self._locked:
+            found = self._store.stat(STATE_KEY)
+            if found is None:
+                raise Conflict("the lock of the garbage collector is gone", fix="run it again")
+            return found.modified_s
+        return _probe(self._repository)
+
+    def _watch_silent_builds(self, found: Survey) -> None:
+        """Builds elsewhere that have not shown themselves for long are watched: a clock may be wrong, not they."""
+        silent = {one.id: one for one in found.leases if looks_dead(one, found.present_s)}
+        if not silent:
+            return
+        wait_s = 1.5 * RENEW_S * self._timing.ttl_s / 60
+        who = ", ".join(str(one.lease) for one in silent.values())
+        self._tell(f"watching {wait_s:.0f} s whether they still run: {who}")
+        self._timing.sleep(wait_s)
+        again = self._surveyor.survey(self._present_s())
+        self._dead = frozenset(
+            one.id for one in again.leases if one.id in silent and one.lease.beat == silent[one.id].lease.beat
+        )
+
+    def _dry_run(self) -> Collected:
+        first = self._surveyor.survey(self._present_s())
+        dead = frozenset(one.id for one in first.leases if looks_dead(one, first.present_s))
+        found = self._surveyor.survey(first.present_s, dead=dead)
+        self._last, counts = found, self._counts
+        doomed, remembered, _ = self._plan(found)
+        counts.snapshots, counts.remembered = len(doomed), len(remembered)
+        counts.leases, counts.records = len(found.dead), len(found.old_records)
+        for id in doomed:
+            del found.manifests[id]
+        needed = {digest for id in found.manifests for digest in self._surveyor.needs(id).blobs}
+        for place in BLOBS:
+            for info in self._unneeded(found, needed, place):
+                counts.blobs += 1
+                counts.freed_bytes += info.size_bytes
+        age_s = self._rules.quarantine_older_s
+        for info in self._store.list("quarantine/") if age_s is not None else ():
+            if age_s is not None and found.present_s - info.modified_s >= age_s:
+                counts.quarantined += 1
+                counts.freed_bytes += info.size_bytes
+        return self._report()
+
+    def _report(self) -> Collected:
+        found = self._last
+        assert found is not None
+        return Collected(
+            dry_run=self._rules.dry_run,
+            **vars(self._counts),
+            referenced=len(found.referenced & found.manifests.keys()),
+            kept=tuple(
+                Kept(snapshot_id=id, held_by=tuple(users))
+                for id, users in sorted(found.kept.items())
+                if id not in found.referenced
+            ),
+            holders=tuple(_holding(one, found) for one in found.leases if one not in found.dead),
+        )
+
+
+def drop_holder(repository: Repository, id: str) -> Found:
+    """Remove the lease of a node or a build that will not come back; ``id`` may be shortened."""
+    matches = [one for one in read_leases(repository) if one.id.startswith(id)]
+    if len(matches) != 1:
+        raise NotFound(
+            f"{len(matches)} holders have an id that starts with {id[:40]!r}", fix="`aenv gc --dry-run` lists them"
+        )
+    repository.store.delete(holder_key(matches[0].id))
+    return matches[0]
+
+
+def _holding(one: Found, found: Survey) -> Holding:
+    return Holding(
+        id=one.id,
+        who=str(one.lease),
+        snapshots=len(one.lease.held),
+        renewed_s_ago=round(max(0.0, found.present_s - one.renewed_s), 1),
+    )
+
+
+def _children_first(doomed: set[SnapshotId], surveyor: Surveyor) -> list[SnapshotId]:
+    """So that no manifest is ever there whose parent is not."""
+    children: dict[SnapshotId, int] = dict.fromkeys(doomed, 0)
+    for id in doomed:
+        parent = surveyor.needs(id).parent
+        if parent in children:
+            children[parent] += 1
+    ready = sorted(id for id, count in children.items() if count == 0)
+    ordered: list[SnapshotId] = []
+    while ready:
+        id = ready.pop()
+        ordered.append(id)
+        parent = surveyor.needs(id).parent
+        if parent in children:
+            children[parent] -= 1
+            if children[parent] == 0:
+                ready.append(parent)
+    return ordered
+
+
+def _digest(name: str) -> bytes | None:
+    try:
+        return bytes.fromhex(name)
+    except ValueError:
+        return None
+
+
+def _probe(repository: Repository) -> float:
+    """The store's present, told by an object of a moment. Of a store that is only read: its last change."""
+    key = StoreKey(f"leases/clock/{secrets.token_hex(16)}")
+    try:
+        repository.store.put_new(key, b"")
+        found = repository.store.stat(key)
+        repository.store.delete(key)
+        if found is not None:
+            return found.modified_s
+    except AenvError:
+        pass
+    return max((info.modified_s for info in repository.store.list("")), default=0.0)
