@@ -1,4 +1,4 @@
-"""``aenv gc``: deletes what nothing holds, in batches, beside builds and launches. docs/garbage.md describes it."""
+"""``aenv gc``: deletes what nothing holds, in batches, beside builds and launches. See docs/garbage.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Holding(Model):
 
 
 class Collected(Model):
-    """What went, or with ``dry_run`` would go. ``remembered``: snapshots of which the manifest stays, as ancestors."""
+    """What went, or with ``dry_run`` would go. ``remembered``: of these the manifest stays, as that of an ancestor."""
 
     dry_run: bool
     snapshots: int = 0
@@ -141,7 +141,7 @@ class _Collection:
         self._lock.acquire()
         self._locked = True
         try:
-            # A writer that has looked at the lock before we took it, and is about to write a manifest, is seen then.
+            # A writer that looked at the lock before we took it, and is about to write a manifest, is seen then.
             self._timing.sleep(self._timing.settle_s)
             self._lock.require()
             found = self._surveyor.survey(self._present_s(), dead=self._dead)
@@ -190,7 +190,7 @@ class _Collection:
             found.collected.discard(id)
 
     def _plan(self, found: Survey) -> tuple[set[SnapshotId], set[SnapshotId], set[SnapshotId]]:
-        """Snapshots that go, those of them whose manifests are kept as ancestors, and ancestors of nothing more."""
+        """Snapshots that go, those of them that are remembered as ancestors, and ancestors of nothing more."""
         doomed = found.manifests.keys() - found.kept.keys()
         above: set[SnapshotId] = set()
         for id in found.kept:

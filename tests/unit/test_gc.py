@@ -147,11 +147,11 @@ def test_sandboxes_of_this_home_hold(world: World) -> None:
 
 def test_a_node_elsewhere_holds_until_it_is_dropped(world: World) -> None:
     held = world.commit(b"held")
-    node = Holder.of_node(world.repository, "/home/x", "ab" * 16)
+    node = Holder.of_node(world.repository, "/var/aenv-x", "ab" * 16)
     node.hold({held.id: ["sandbox s1"]})
     done = world.gc()
     assert done.kept[0].snapshot_id == held.id and "sandbox s1" in done.kept[0].held_by[0]
-    assert done.holders[0].snapshots == 1 and "/home/x" in done.holders[0].who
+    assert done.holders[0].snapshots == 1 and "/var/aenv-x" in done.holders[0].who
     world.whole()
     assert drop_holder(world.repository, "abab").id == "ab" * 16
     assert world.gc().snapshots == 1
