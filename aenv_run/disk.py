@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import struct
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aenv_run import process
+from aenv_run import nbd_client, process
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, MissingDependency, NoSpace
+from aenv_run.nbd import DiskLayer, ServedLayer
 
 CLUSTER_BITS = 16
 MAGIC = b"QFI\xfb"
@@ -23,8 +25,11 @@ UNDERSTOOD = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTEND
 IMAGE_UUID = "5a1f1d6e-0a3b-4c55-9a3e-aeaeaeaeaeae"
 IMAGE_TIME_S = 1_700_000_000
 
+#: How long an engine waits for the next block server when one died.
+RECONNECT_S = 30
+
 Node = dict[str, "NodeValue"]
-NodeValue = str | bool | None | Node
+NodeValue = str | int | bool | None | Node
 
 
 @dataclass(frozen=True)
@@ -34,16 +39,13 @@ class ImageInfo:
     virtual_bytes: int
 
 
-def read_header(path: Path) -> ImageInfo:
+def read_header(layer: DiskLayer) -> ImageInfo:
     """The header of a qcow2 layer; CorruptData when it is none, or one that reaches outside itself.
 
     Backing names need no check: the block graph is given explicitly and overrides them.
     """
-    try:
-        with path.open("rb") as file:
-            raw = file.read(HEADER.size)
-    except FileNotFoundError as error:
-        raise CorruptData(f"disk layer {path} is missing") from error
+    path = layer if isinstance(layer, Path) else layer.name
+    raw = _head(layer)
     if len(raw) < 72 or raw[:4] != MAGIC:
         raise CorruptData(f"disk layer {path} is no qcow2 image")
     fields = HEADER.unpack(raw.ljust(HEADER.size, b"\0"))
@@ -51,6 +53,16 @@ def read_header(path: Path) -> ImageInfo:
     if version not in (2, 3) or encryption or (version == 3 and incompatible & ~UNDERSTOOD):
         raise CorruptData(f"disk layer {path} uses a qcow2 feature that is refused (features {incompatible:#x})")
     return ImageInfo(virtual_bytes)
+
+
+def _head(layer: DiskLayer) -> bytes:
+    if not isinstance(layer, Path):
+        return nbd_client.read(layer, 0, min(HEADER.size, layer.size_bytes)) if layer.size_bytes else b""
+    try:
+        with layer.open("rb") as file:
+            return file.read(HEADER.size)
+    except FileNotFoundError as error:
+        raise CorruptData(f"disk layer {layer} is missing") from error
 
 
 def overlay_bytes(virtual_bytes: int) -> int:
@@ -102,14 +114,27 @@ def _file_node(path: Path, name: str, read_only: bool) -> Node:
     }
 
 
-def layer_node(path: Path, name: str, backing: str | None) -> Node:
+def _served_node(layer: ServedLayer, name: str) -> Node:
+    """While its server is away requests wait for the next one, and then fail."""
+    return {
+        "driver": "nbd",
+        "node-name": f"file-{name}",
+        "server": {"type": "unix", "path": str(layer.socket)},
+        "export": layer.export,
+        "read-only": True,
+        "reconnect-delay": RECONNECT_S,
+        "open-timeout": RECONNECT_S,
+    }
+
+
+def layer_node(layer: DiskLayer, name: str, backing: str | None) -> Node:
     """A sealed layer. Opened with QEMU's image locks as they come: a live writer of it is an error."""
     return {
         "driver": "qcow2",
         "node-name": name,
         "read-only": True,
         "backing": backing,
-        "file": _file_node(path, name, True),
+        "file": _file_node(layer, name, True) if isinstance(layer, Path) else _served_node(layer, name),
     }
 
 
@@ -126,7 +151,25 @@ def overlay_node(path: Path, name: str, backing: str | None) -> Node:
     }
 
 
-def graph(layers: tuple[Path, ...], overlay: Path, overlay_name: str) -> list[Node]:
+def absolute(layers: Iterable[DiskLayer]) -> tuple[DiskLayer, ...]:
+    """The same, wherever the process stands that looks at them."""
+    return tuple(one.absolute() if isinstance(one, Path) else one for one in layers)
+
+
+def located(layers: Iterable[DiskLayer], directory: Path) -> tuple[DiskLayer, ...]:
+    """As an engine in ``directory`` opens them."""
+    return tuple(one.absolute() if isinstance(one, Path) else one.seen_from(directory) for one in layers)
+
+
+def local(layers: Iterable[DiskLayer]) -> tuple[Path, ...]:
+    """They are files, all of them; InvalidInput for one that is served."""
+    found = tuple(one.absolute() for one in layers if isinstance(one, Path))
+    if served := [one.name for one in layers if not isinstance(one, Path)]:
+        raise InvalidInput(f"disk layer {served[0]} is not a file here, and this needs it to be one")
+    return found
+
+
+def graph(layers: tuple[DiskLayer, ...], overlay: Path, overlay_name: str) -> list[Node]:
     """The whole chain as ``-blockdev`` values, base first. Explicit, so no string of a header is followed."""
     nodes: list[Node] = []
     below: str | None = None
@@ -168,7 +211,7 @@ async def flatten(layers: tuple[Path, ...], target: Path, *, timeout_s: float = 
     )  # fmt: skip
 
 
-def check_chain(layers: tuple[Path, ...], disk_mib: int) -> int:
+def check_chain(layers: Sequence[DiskLayer], disk_mib: int) -> int:
     """The disk's size in bytes, equal in every layer and to the machine's; an error names what is not."""
     if not layers:
         raise InvalidInput("a machine needs at least one disk layer")

@@ -6,9 +6,11 @@ a socket. Its numbers are those of the protocol's own description (doc/proto.md 
 
 from __future__ import annotations
 
+import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 from aenv_run.types import Model
 
@@ -43,6 +45,19 @@ class ServedLayer(Model):
     def name(self) -> str:
         """For messages."""
         return self.export[:19]
+
+    @property
+    def content(self) -> str:
+        """Equal for equal bytes, whichever repository they come from."""
+        return self.export.rpartition(".")[0]
+
+    def seen_from(self, directory: Path) -> ServedLayer:
+        """For a process that runs there: a socket's path holds 107 bytes, and a home may be deep."""
+        return self.model_copy(update={"socket": Path(os.path.relpath(self.socket, directory.absolute()))})
+
+
+#: A layer of a disk as an engine opens it: a file, or served.
+DiskLayer: TypeAlias = Path | ServedLayer
 
 
 class HostileError(Exception):

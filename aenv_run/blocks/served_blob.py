@@ -15,6 +15,8 @@ from aenv_run.errors import AenvError
 RUN_CHUNKS = 8
 #: How far a sequential reader is read ahead of, at most, and how many readers are told apart.
 AHEAD_CHUNKS, STREAMS = 32, 8
+#: Chunks that are remembered as damaged.
+MAX_BAD = 64
 
 
 @dataclass
@@ -38,12 +40,13 @@ class ServedBlob:
         told: Callable[[AenvError | None], None],
         kept: Callable[[int], None],
     ) -> None:
-        """``told`` hears of each read of the store, None when it went well; ``kept`` of bytes that take space."""
+        """``told`` hears what is wrong, None when nothing is any more; ``kept`` of bytes that take space."""
         self.file = file
         self._source, self._fetcher, self._budget = source, fetcher, budget
         self._told, self._kept = told, kept
         self._flying: dict[int, asyncio.Future[bytes]] = {}
         self._wanted: set[int] = set()
+        self._bad: dict[int, AenvError] = {}
         self._streams: list[_Stream] = []
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -152,7 +155,6 @@ class ServedBlob:
                 del self._flying[index]
                 future.cancel()
             raise
-        failed = [one for one in got if isinstance(one, AenvError)]
         for (index, future), one in zip(flying.items(), got, strict=True):
             del self._flying[index]
             if isinstance(one, AenvError):
@@ -162,7 +164,20 @@ class ServedBlob:
                 self._budget.use(self.file, index)
                 self._kept(len(one))
             future.set_result(one)
-        self._told(failed[0] if failed else None)
+        self._tell(dict(zip(flying, got, strict=True)))
+
+    def _tell(self, got: dict[int, bytes | AenvError]) -> None:
+        """What is wrong now: a damaged chunk until it is right, a dead store until it answers."""
+        before = list(self._bad.values())
+        answered = any(isinstance(one, bytes) for one in got.values())
+        still = {index: error for index, error in self._bad.items() if not (answered and error.retryable)}
+        for index, one in got.items():
+            still.pop(index, None)
+            if isinstance(one, AenvError):
+                still[index] = one
+        self._bad = dict(list(still.items())[-MAX_BAD:])
+        if list(self._bad.values()) != before:
+            self._told(list(self._bad.values())[-1] if self._bad else None)
 
     def _follow(self, first: int, last: int, *, missed: bool) -> None:
         """Read ahead of whoever reads one chunk after the other, farther each time."""

@@ -146,6 +146,7 @@ class BlockServer:
         except AenvError as error:
             self.exports.tell(export, error)
             raise
+        self.exports.tell(export, None)
         with in_use(self.root):
             file = ChunkFile(self.exports.data(export), table)
         self._budget.add_file(file)

@@ -46,8 +46,10 @@ from aenv_run.errors import (
     RestoreIncompatible,
     Unsupported,
 )
+from aenv_run.nbd import DiskLayer
 from aenv_run.paths import Home
 from aenv_run.snapshot import MemoryFacts
+from aenv_run.threads import in_thread
 from aenv_run.types import MachineSpec
 
 IMAGE_IN = "image"
@@ -81,6 +83,7 @@ class GvisorDriver:
             shares_memory=False,
             native_speed=True,
             slot_kind="veth" if self._level.mounts else None,
+            served_layers=self._level.mounts,
         )
 
     async def probe(self) -> Probe:
@@ -174,10 +177,10 @@ class GvisorDriver:
             )
         directory = spec.directory.absolute()
         found = await self._verdict()
-        layers = tuple(layer.absolute() for layer in spec.disk)
-        disk.check_chain(layers, spec.machine.disk_mib)
+        layers = spec.disk if self._level.mounts else disk.local(spec.disk)
+        await in_thread(disk.check_chain, layers, spec.machine.disk_mib)
         _clear(directory)
-        below = None if self._level.mounts else await self._below(spec, layers, directory)
+        below = None if self._level.mounts else await self._below(spec, disk.local(layers), directory)
         name = gvisor_cgroup.name_of(directory)
         groups = gvisor_cgroup.directories(name) if found.cgroups else ()
         self._write_bundle(spec, directory, gvisor_cgroup.spec_path(name) if groups else None)
@@ -251,7 +254,7 @@ def _plan(
     )
 
 
-def _storage(layers: tuple[Path, ...]) -> list[str]:
+def _storage(layers: tuple[DiskLayer, ...]) -> list[str]:
     """The storage daemon's command line, without its monitor."""
     argv = [STORAGE]
     for node in disk.graph(layers, Path(f"{overlay_name(1)}.qcow2"), overlay_name(1)):
@@ -278,7 +281,7 @@ class Start:
 async def _begin(start: Start, copies: Copies, answer_to: int) -> process.Child:
     """The process in front of the supervisor. Without root it makes a user namespace, which copies do not."""
     directory, ephemeral, log = start.directory, start.spec.ephemeral, start.directory / ENGINE_LOG
-    storage = [] if start.below else _storage(tuple(layer.absolute() for layer in start.spec.disk))
+    storage = [] if start.below else _storage(disk.located(start.spec.disk, directory))
     if start.level.mounts:
         return await copies.start(directory, storage, answer_to, log, ephemeral=ephemeral)
     argv = gvisor_host.python("aenv_run.drivers.gvisor_start", "main(sys.argv[1], int(sys.argv[2]), sys.argv[3:])")
@@ -316,7 +319,7 @@ async def _launch(start: Start, home: Home, copies: Copies) -> GvisorMachine:
         record = Record(
             pid=pid, start_ticks=ticks, front=child.pid, front_start_ticks=child.start_ticks, host=host, port=port,
             machine=spec.machine, facts=start.facts, cgroups=groups, below=start.below,
-            disk=tuple(layer.absolute() for layer in spec.disk),
+            disk=disk.absolute(spec.disk),
         )  # fmt: skip
         record.write(directory)
     except BaseException:

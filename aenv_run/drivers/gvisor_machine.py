@@ -10,6 +10,7 @@ import select
 import signal
 from pathlib import Path
 
+from aenv_run import disk
 from aenv_run.capture import Capture
 from aenv_run.drivers import gvisor_capture, gvisor_cgroup, gvisor_checked, gvisor_commit
 from aenv_run.drivers.gvisor_commit import Below
@@ -18,6 +19,7 @@ from aenv_run.drivers.gvisor_supervisor import CONSOLE, CONTROL, EXIT
 from aenv_run.drivers.protocol import Endpoint, MachineExit, MachineState
 from aenv_run.drivers.qemu_machine import clean_console, last_lines
 from aenv_run.errors import AenvError, BootFailed, SandboxDead
+from aenv_run.nbd import DiskLayer
 from aenv_run.paths import Home
 from aenv_run.process import KILL_WAIT_S, Child, is_alive
 from aenv_run.snapshot import MemoryFacts
@@ -46,7 +48,7 @@ class Record(Model):
     port: int
     machine: MachineSpec
     facts: MemoryFacts
-    disk: tuple[Path, ...]
+    disk: tuple[DiskLayer, ...]
     cgroups: tuple[Path, ...] = ()
     below: Below | None = None
 
@@ -159,7 +161,7 @@ class GvisorMachine:
                     self._directory,
                     directory,
                     below=self._record.below,
-                    chain=self._record.disk,
+                    chain=disk.local(self._record.disk),
                     facts=facts,
                     endpoint=self.endpoint,
                     keep_running=keep_running,

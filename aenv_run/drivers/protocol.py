@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from aenv_run.capture import Capture
+from aenv_run.nbd import DiskLayer
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec
 
@@ -55,6 +56,7 @@ class Caps:
     native_speed: bool
     slot_kind: Literal["tap", "veth"] | None = None  # of the NetworkSlot that it takes
     own_internet: bool = False  # whether it gives ``BootSpec.internet`` without a slot
+    served_layers: bool = False  # whether a layer of the disk need not be a file
 
 
 @dataclass(frozen=True)
@@ -96,13 +98,14 @@ class BootSpec:
     """A machine to start. The driver opens ``disk`` (base first, all qcow2) read-only and writes an overlay.
 
     ``directory`` exists and belongs to the machine until it is killed; a former machine's files in it are
-    replaced. The files of ``disk`` stay valid at their paths for as long. With ``ephemeral`` the engine dies
+    replaced. The layers of ``disk`` stay valid for as long; some are served where ``Caps.served_layers`` says that
+    the driver takes them. With ``ephemeral`` the engine dies
     with this process (build stages); without it the engine outlives it and can be attached again (sandboxes).
     Without a ``network`` slot the driver gives what it can by itself; ``internet`` then says how much.
     """
 
     machine: MachineSpec
-    disk: tuple[Path, ...]
+    disk: tuple[DiskLayer, ...]
     directory: Path
     internet: bool = False
     network: NetworkSlot | None = None

@@ -48,6 +48,7 @@ class QemuDriver:
             native_speed=self._mode == "kvm",
             slot_kind="tap",
             own_internet=True,
+            served_layers=True,
         )
 
     async def probe(self) -> Probe:
@@ -149,8 +150,8 @@ class QemuDriver:
         slot = spec.network
         if slot is not None and (slot.kind, slot.mac, slot.guest_address) != ("tap", GUEST_MAC, GUEST_ADDRESS):
             raise InvalidInput(f"the qemu driver takes a network slot of kind tap whose guest is {GUEST_ADDRESS}")
-        layers = tuple(layer.absolute() for layer in spec.disk)
-        virtual_bytes = disk.check_chain(layers, spec.machine.disk_mib)
+        virtual_bytes = await in_thread(disk.check_chain, spec.disk, spec.machine.disk_mib)
+        layers = disk.located(spec.disk, spec.directory)
         _clear(spec.directory)
         preload = qemu_host.ram_library(self._home)
         ram, whole = await in_thread(_prepare_ram, image, preload, spec.directory)
@@ -177,8 +178,8 @@ class QemuDriver:
                 os.close(tap)
         try:
             record = Record(
-                pid=child.pid, start_ticks=child.start_ticks, port=0, machine=spec.machine, disk=layers,
-                ram_roles=ram.roles, facts=facts,
+                pid=child.pid, start_ticks=child.start_ticks, port=0, machine=spec.machine,
+                disk=disk.absolute(spec.disk), ram_roles=ram.roles, facts=facts,
             )  # fmt: skip
             if slot is not None:
                 record = record.model_copy(update={"host": slot.host_address, "port": qemu_command.DAEMON_PORT})

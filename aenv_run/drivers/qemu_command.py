@@ -12,6 +12,7 @@ from pathlib import Path
 from aenv_run import disk
 from aenv_run.drivers.protocol import BootSpec
 from aenv_run.drivers.qemu_ram import Handover
+from aenv_run.nbd import DiskLayer
 
 #: Names the virtual machine's shape in MemoryFacts. Change it whenever a device, their order, the machine type or
 #: the way RAM is mapped changes: device state of another shape is then refused instead of half loaded.
@@ -95,7 +96,7 @@ def tap(descriptor: int) -> tuple[str, str]:
 def common(
     program: Path,
     spec: BootSpec,
-    layers: tuple[Path, ...],
+    layers: tuple[DiskLayer, ...],
     cpu: Cpu,
     ram: Handover,
     overlay: Path,

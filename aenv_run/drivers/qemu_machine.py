@@ -16,6 +16,7 @@ from aenv_run.drivers.qmp import Qmp, QmpError
 from aenv_run.errors import AenvError, BootFailed, Conflict, ProtocolError, SandboxDead
 from aenv_run.guest import Guest
 from aenv_run.memory import Mapping
+from aenv_run.nbd import DiskLayer
 from aenv_run.process import Child, is_alive
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import MachineSpec, Model
@@ -60,7 +61,7 @@ class Record(Model):
     host: str = "127.0.0.1"
     port: int
     machine: MachineSpec
-    disk: tuple[Path, ...]
+    disk: tuple[DiskLayer, ...]
     ram_start: int = 0
     ram_roles: tuple[str, ...]
     facts: MemoryFacts
