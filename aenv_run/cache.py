@@ -13,9 +13,10 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, cast
 
+from aenv_run.blobs import RESTORE_FIX
 from aenv_run.cache_limit import in_use
 from aenv_run.errors import Conflict, CorruptData, StoreUnavailable
-from aenv_run.repository import RESTORE_FIX, Repository
+from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob
 from aenv_run.store.identity import FileIdentity
 from aenv_run.store.posix_files import link_descriptor, typed_error
@@ -123,27 +124,35 @@ class BlobCache:
 
     def _fetch(self, blob: Blob, path: Path) -> bool:
         """Bring the blob in; False when ``path`` is taken meanwhile. What is linked was verified before."""
-        key = self._repository.blob_key(blob.digest)
         self._repository.require_blob(blob)
         _make_private(path.parent)
-        local = self._repository.store.local_path(key)
-        if local is not None and (done := self._adopt(blob, local, path)) is not None:
+        local = self._repository.store.local_path(self._repository.blob_key(blob.digest))
+        if local is not None:
+            with suppress(FileNotFoundError):  # it was packed meanwhile
+                return self._fetch_local(blob, local, path)
+        with self._temporary() as (fd, _):
+            with self._repository.open_blob(blob.digest) as reader:
+                write_stream_sparse(cast(BinaryIO, reader), fd)
+            return self._keep(blob, fd, path)
+
+    def _fetch_local(self, blob: Blob, local: Path, path: Path) -> bool:
+        if (done := self._adopt(blob, local, path)) is not None:
             return done
         with self._temporary() as (fd, _):
-            if local is not None:
-                self._copy_local(blob, local, fd)
-            else:
-                with self._repository.open_blob(blob.digest) as reader:
-                    write_stream_sparse(cast(BinaryIO, reader), fd)
-            os.fchmod(fd, 0o444)
-            os.fsync(fd)
-            try:
-                _link(fd, path)
-            except FileExistsError:
-                return False
-            # Our own copy, which nobody else has opened: its last write was before the digest.
-            self._mark(blob, FileIdentity.of(os.fstat(fd)))
-            return True
+            self._copy_local(blob, local, fd)
+            return self._keep(blob, fd, path)
+
+    def _keep(self, blob: Blob, fd: int, path: Path) -> bool:
+        """Give our own copy its name; False when that is taken."""
+        os.fchmod(fd, 0o444)
+        os.fsync(fd)
+        try:
+            _link(fd, path)
+        except FileExistsError:
+            return False
+        # Nobody else has opened it: its last write was before the digest.
+        self._mark(blob, FileIdentity.of(os.fstat(fd)))
+        return True
 
     def _adopt(self, blob: Blob, local: Path, path: Path) -> bool | None:
         """Link the store's own file; None when the file system cannot."""

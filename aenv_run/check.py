@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Literal
 
+from aenv_run.blobs import Stored
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
+from aenv_run.chunk_table import ChunkTable
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
 from aenv_run.garbage.leases import read_lease
 from aenv_run.garbage.state import MAX_STATE_BYTES, STATE_KEY, GcState
@@ -33,6 +35,7 @@ COUNTS = (
     "snapshots",
     "unreferenced_snapshots",
     "blobs",
+    "packed_blobs",
     "blob_bytes",
     "blobs_digested",
     "orphan_blobs",
@@ -84,7 +87,7 @@ class _Check:
         self._problems: list[Problem] = []
         self._counts: Counter[str] = Counter(dict.fromkeys(COUNTS, 0))
         self._users: dict[SnapshotId, set[str]] = {}  # snapshot -> refs and children that need it
-        self._needed: dict[Digest, dict[int, set[str]]] = {}  # blob -> size -> snapshots
+        self._needed: dict[Blob, set[str]] = {}  # blob -> snapshots
         self._versions: set[tuple[str, str]] = set()
         self._removed: set[tuple[str, str]] = set()
         self._tags: dict[tuple[str, str], int] = {}
@@ -95,11 +98,10 @@ class _Check:
         for info in self._repository.store.list("refs/"):
             self._ref(info.key)
         snapshots = self._snapshots()
-        blobs = {}
+        blobs: dict[Digest, list[Stored]] = {}
         for info in self._repository.store.list(""):
-            digest = self._classify(info)
-            if digest is not None:
-                blobs[digest] = info
+            if (stored := self._classify(info)) is not None:
+                blobs.setdefault(Digest(f"sha256:{info.key[-64:]}"), []).append(stored)
         self._references(snapshots)
         self._blobs(blobs)
         self._strays()
@@ -173,15 +175,15 @@ class _Check:
                 self._problem("unreadable_manifest", f"snapshots/{id[:2]}/{id}", error.message)
                 continue
             for blob in snapshot.blobs():
-                self._needed.setdefault(blob.digest, {}).setdefault(blob.size_bytes, set()).add(id.short)
+                self._needed.setdefault(blob, set()).add(id.short)
             if snapshot.parent is not None:
                 self._users.setdefault(snapshot.parent, set()).add(f"snapshots/{id[:2]}/{id}")
         return found
 
-    def _classify(self, info: KeyInfo) -> Digest | None:
-        """The digest of a blob; a key of no known form is a problem."""
-        if match := re.fullmatch(r"blobs/sha256/([0-9a-f]{2})/(\1[0-9a-f]{62})", info.key):
-            return Digest(f"sha256:{match[2]}")
+    def _classify(self, info: KeyInfo) -> Stored | None:
+        """A form of a blob; a key of no known form is a problem."""
+        if match := re.fullmatch(r"(blobs|packed)/sha256/([0-9a-f]{2})/\2[0-9a-f]{62}", info.key):
+            return Stored(info, packed=match[1] == "packed")
         if self._is_of_collectors(info):
             return None
         if _ref_reader(info.key) is None and not re.fullmatch(r"snapshots/([0-9a-f]{2})/\1[0-9a-f]{62}", info.key):
@@ -238,22 +240,59 @@ class _Check:
         except AenvError:
             return False
 
-    def _blobs(self, present: dict[Digest, KeyInfo]) -> None:
-        for digest, sizes in sorted(self._needed.items()):
-            key = self._repository.blob_key(digest)
-            info = present.get(digest)
-            for size, users in sizes.items():
-                need = f"needed by {', '.join(sorted(users)[:5])}{' and others' if len(users) > 5 else ''}"
-                if info is None:
-                    self._problem("missing_blob", key, need)
-                elif info.size_bytes != size:
-                    self._problem("wrong_size", key, f"{info.size_bytes} bytes instead of {size}; {need}")
-                elif self._deep:
-                    try:
-                        self._repository.verify_blob(Blob(digest=digest, size_bytes=size))
-                        self._counts["blobs_digested"] += 1
-                    except AenvError as error:
-                        self._problem("damaged_blob", key, f"{error.message}; {need}")
+    def _blobs(self, present: dict[Digest, list[Stored]]) -> None:
+        for blob, users in sorted(self._needed.items(), key=lambda item: (item[0].digest, item[0].size_bytes)):
+            need = f"needed by {', '.join(sorted(users)[:5])}{' and others' if len(users) > 5 else ''}"
+            forms = present.get(blob.digest)
+            if forms is None:
+                self._problem("missing_blob", self._repository.blob_key(blob.digest), need)
+                continue
+            table = self._table(blob, need) if self._deep else None
+            for stored in forms:
+                self._form(blob, stored, table, need)
+
+    def _form(self, blob: Blob, stored: Stored, table: ChunkTable | None, need: str) -> None:
+        key, size = stored.info.key, stored.info.size_bytes
+        try:
+            if stored.packed:
+                size = self._repository.blobs.index(stored).blob_bytes
+            if size != blob.size_bytes:
+                self._problem("wrong_size", key, f"{size} bytes instead of {blob.size_bytes}; {need}")
+            elif self._deep:
+                self._repository.blobs.verify_form(blob, stored, table)
+                self._counts["blobs_digested"] += 1
+        except NotFound:  # packed meanwhile, or collected
+            if self._repository.blobs.find(blob.digest) is None and self._users_left(blob):
+                self._problem("missing_blob", key, need)
+        except AenvError as error:
+            self._problem("damaged_blob", key, f"{error.message}; {need}")
+
+    def _users_left(self, blob: Blob) -> bool:
+        """Whether a snapshot that needs it is still there."""
+        ids = (
+            id
+            for short in self._needed[blob]
+            for id in self._repository.store.list(f"snapshots/{short[:2]}/{short}")
+        )
+        return next(ids, None) is not None
+
+    def _table(self, blob: Blob, need: str) -> ChunkTable | None:
+        """None also if it is missing or damaged: it is a blob that is needed itself, and told as such."""
+        try:
+            return self._repository.blobs.table(blob)
+        except AenvError as error:
+            if blob.chunks is not None and self._is_whole(blob):
+                self._problem("damaged_blob", self._repository.blob_key(blob.chunks), f"{error.message}; {need}")
+            return None
+
+    def _is_whole(self, blob: Blob) -> bool:
+        """Whether its table has the digest that it should have, so that nothing else tells of it."""
+        try:
+            if blob.table is not None:
+                self._repository.verify_blob(blob.table)
+        except AenvError:
+            return False
+        return True
 
     def _strays(self) -> None:
         for stray in self._repository.store.strays():
@@ -262,14 +301,20 @@ class _Check:
             else:
                 self._problem("unknown_file", stray.path, stray.detail)
 
-    def _tally(self, snapshots: dict[SnapshotId, Snapshot | None], blobs: dict[Digest, KeyInfo]) -> None:
+    def _tally(self, snapshots: dict[SnapshotId, Snapshot | None], blobs: dict[Digest, list[Stored]]) -> None:
         self._counts["snapshots"] = len(snapshots)
+        needed = {blob.digest for blob in self._needed}
         self._counts["blobs"] = len(blobs)
-        self._counts["blob_bytes"] = sum(info.size_bytes for info in blobs.values())
-        orphans = [info for digest, info in blobs.items() if digest not in self._needed]
+        self._counts["packed_blobs"] = sum(any(one.packed for one in forms) for forms in blobs.values())
+        self._counts["blob_bytes"] = _stored_bytes(blobs.values())
+        orphans = [forms for digest, forms in blobs.items() if digest not in needed]
         self._counts["orphan_blobs"] = len(orphans)
-        self._counts["orphan_blob_bytes"] = sum(info.size_bytes for info in orphans)
+        self._counts["orphan_blob_bytes"] = _stored_bytes(orphans)
         self._counts["unreferenced_snapshots"] = sum(id not in self._users for id in snapshots)
+
+
+def _stored_bytes(blobs: Iterable[list[Stored]]) -> int:
+    return sum(one.info.size_bytes for forms in blobs for one in forms)
 
 
 NUMBERED = {"names": _Check._version_ref, "removed": _Check._removed_ref, "labels": _Check._labels_ref}

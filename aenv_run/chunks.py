@@ -6,8 +6,8 @@ blob's only for those who have the same table: whoever keeps chunks keeps them b
 
 from __future__ import annotations
 
-from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable, has_table
-from aenv_run.errors import CorruptData, InvalidInput
+from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable
+from aenv_run.errors import CorruptData, InvalidInput, NotFound
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob
 
@@ -30,15 +30,7 @@ class ChunkReader:
         """
         if blob.size_bytes <= CHUNK_BYTES:
             return ChunkTable.of_small(blob.size_bytes, bytes.fromhex(blob.digest.hex))
-        if (table := blob.table) is None or not has_table(blob.size_bytes):
-            return None
-        with self._repository.open_blob(table.digest) as reader:
-            data = bytearray()
-            while piece := reader.read(CHUNK_BYTES):
-                data += piece
-                if len(data) > table.size_bytes:
-                    break  # its digest is checked at the end, to which it is not read: parse says what it is
-        return ChunkTable.parse(bytes(data), blob.size_bytes, f"{table.digest}, said to be that of {blob.digest},")
+        return self._repository.blobs.table(blob)
 
     def read(self, blob: Blob, table: ChunkTable, first: int, count: int) -> list[bytes]:
         """Chunks ``first`` to ``first + count - 1``, raw, each verified; those of zeros are not fetched.
@@ -58,18 +50,23 @@ class ChunkReader:
             start = index
             while index < end and not table.is_zero(index):
                 index += 1
-            for number, data in enumerate(self._fetch(blob, table, start, index), start):
-                if not table.matches(number, data):
-                    raise CorruptData(
-                        f"chunk {number} of blob {blob.digest} is damaged in the repository",
-                        fix="restore the blob from a copy, or build the snapshot again",
-                    )
-                chunks[number] = data
+            chunks.update(enumerate(self._fetch(blob, table, start, index), start))
         return [chunks[number] for number in range(first, end)]
 
     def _fetch(self, blob: Blob, table: ChunkTable, start: int, end: int) -> list[bytes]:
-        """Not verified."""
-        offset = start * table.chunk_bytes
-        length = min(end * table.chunk_bytes, table.blob_bytes) - offset
-        data = self._repository.store.read_range(self._repository.blob_key(blob.digest), offset, length)
-        return [data[at : at + table.chunk_bytes] for at in range(0, length, table.chunk_bytes)]
+        """Verified. The blob may have been packed since it was found: what is wrong is looked for once more."""
+        for again in (False, True):
+            wrong: int | None = start
+            try:
+                chunks = self._repository.blobs.chunks(blob, start, end)
+                wrong = next((n for n, data in enumerate(chunks, start) if not table.matches(n, data)), None)
+            except (NotFound, CorruptData):
+                if again:
+                    raise
+            if wrong is None:
+                return chunks
+            self._repository.blobs.forget(blob.digest)
+        raise CorruptData(
+            f"chunk {wrong} of blob {blob.digest} is damaged in the repository",
+            fix="restore the blob from a copy, or build the snapshot again",
+        )

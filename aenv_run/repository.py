@@ -13,14 +13,15 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from pydantic import Field, ValidationError
 
+from aenv_run.blobs import Blobs, VerifiedReader
 from aenv_run.capture import Capture
 from aenv_run.describe import Described, describe
-from aenv_run.digest import CHUNK_BYTES, canonical_json
-from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, StoreUnavailable, Unsupported
+from aenv_run.digest import canonical_json
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.state import Gate, Watch
 from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
@@ -34,7 +35,6 @@ MAX_RECORD_BYTES = 64 << 10
 RECORD_KINDS = ("stages", "outputs")
 #: Identities of files that this process digested; forgetting one costs a digest.
 MAX_REMEMBERED = 10_000
-RESTORE_FIX = "restore the file from a copy, or move it away and build the snapshot again, which stores it anew"
 
 #: How often a writer that meets batches of a collector looks again before it gives up.
 RACE_TRIES = 20
@@ -67,6 +67,7 @@ class Repository:
     def __init__(self, store: Store, gate: Gate | None = None) -> None:
         self.store = store
         self.gate = gate or Gate(store)
+        self.blobs = Blobs(store)
         self._digested: dict[Digest, FileIdentity] = {}
 
     # Snapshots
@@ -243,34 +244,22 @@ class Repository:
     # Blobs
 
     def blob_key(self, digest: Digest) -> StoreKey:
-        """Where the blob is."""
-        return StoreKey(f"blobs/sha256/{digest.hex[:2]}/{digest.hex}")
+        """Where the blob is, unless it is packed."""
+        return self.blobs.raw_key(digest)
 
     @contextmanager
     def open_blob(self, digest: Digest) -> Iterator[VerifiedReader]:
         """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs."""
-        key = self.blob_key(digest)
-        with self.store.open(key) as file:
-            yield VerifiedReader(file, digest, key)
+        with self.blobs.open(digest) as reader:
+            yield reader
 
     def require_blob(self, blob: Blob) -> None:
-        """``CorruptData`` unless the blob is there with the right size. Reads nothing of it."""
-        key = self.blob_key(blob.digest)
-        found = self.store.stat(key)
-        if found is None:
-            raise CorruptData(f"blob {blob.digest} ({key}) is missing from the repository", fix=RESTORE_FIX)
-        if found.size_bytes != blob.size_bytes:
-            raise CorruptData(
-                f"blob {blob.digest} ({key}) has {found.size_bytes} bytes instead of {blob.size_bytes}",
-                fix=RESTORE_FIX,
-            )
+        """``CorruptData`` unless the blob is there, in any form, with the right size. Reads no content."""
+        self.blobs.require(blob)
 
     def verify_blob(self, blob: Blob) -> None:
-        """``CorruptData`` unless the stored bytes have the blob's size and digest. Reads all of it."""
-        self.require_blob(blob)
-        with self.open_blob(blob.digest) as reader:
-            while reader.read(CHUNK_BYTES):
-                pass
+        """``CorruptData`` unless the stored bytes have the blob's size, digest and chunks. Reads all of it."""
+        self.blobs.verify(blob)
 
     def has_digested(self, blob: Blob, identity: FileIdentity) -> bool:
         """Whether this process committed exactly that file as this blob, so that it need not be read again."""
@@ -281,33 +270,19 @@ class Repository:
             self._digested = {}
         self._digested.update({one.blob.digest: one.identity for one in described if one.identity})
 
-    def _put_blob(self, path: Path, blob: Blob) -> None:
-        key = self.blob_key(blob.digest)
-        self.store.put_file(key, path, consume=True)
-        if self.store.local_path(key) is None:
-            self.verify_blob(blob)  # it went over a wire
-        else:
-            self.require_blob(blob)  # the very file, or one that was there before: it may have been cut since
-
-    def _put_table(self, described: Described) -> None:
-        table, blob = described.table, described.blob.table
-        if table is None or blob is None:
-            return
-        if not self.store.put_new(self.blob_key(blob.digest), table.encoded()):
-            self.verify_blob(blob)
-
     def _store_whole(
         self, snapshot: Snapshot, files: Mapping[Digest, Path], described: Sequence[Described], watch: Watch
     ) -> None:
         """Its blobs, then its manifest. ``watch`` began before anybody looked at what is there."""
+        given = {one.blob.digest: one.table for one in described}
         tables = {one.blob.chunks: one for one in described if one.blob.chunks is not None}
         for _ in range(RACE_TRIES):
             try:
                 for needed in dict.fromkeys(snapshot.blobs()):
                     if needed.digest in files:
-                        self._put_blob(files[needed.digest], needed)
-                    elif needed.digest in tables:
-                        self._put_table(tables[needed.digest])
+                        self.blobs.put(files[needed.digest], needed, given[needed.digest])
+                    elif (one := tables.get(needed.digest)) is not None and one.table is not None:
+                        self.blobs.put_table(one.blob, one.table)
                     else:
                         self.require_blob(needed)
             except CorruptData as error:
@@ -327,33 +302,6 @@ class Repository:
         while not (self.store.put_new(key, data) or self.store.swap(key, data, expected=data)):
             with suppress(NotFound):
                 self.snapshot(snapshot.id)  # raises when it is damaged
-
-
-class VerifiedReader:
-    """Reads a blob and digests it on the way; at the end raises ``CorruptData`` if it was not the blob."""
-
-    def __init__(self, file: BinaryIO, digest: Digest, key: StoreKey) -> None:
-        self._file, self._digest, self._key = file, digest, key
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def read(self, size: int = -1) -> bytes:
-        """Up to ``size`` bytes; empty at the end, which is reached only by a blob that is right."""
-        if size == 0:
-            return b""
-        try:
-            data = self._file.read(size)
-        except OSError as error:
-            raise StoreUnavailable(f"reading {self._key}: {error.strerror or error}") from error
-        self._hash.update(data)
-        self._size += len(data)
-        if (not data or size < 0) and self._hash.hexdigest() != self._digest.hex:
-            raise CorruptData(
-                f"blob {self._digest} ({self._key}) is damaged: "
-                f"its {self._size} bytes have sha256 {self._hash.hexdigest()}",
-                fix=RESTORE_FIX,
-            )
-        return data
 
 
 def parse_manifest(id: SnapshotId, data: bytes, what: str) -> Snapshot:

@@ -154,6 +154,11 @@ class MemoryStore:
             paths = builtins.list(self._temporaries)
         return iter([Stray("temporary", path, "left by a writer that died") for path in paths])
 
+    @property
+    def has_files(self) -> bool:
+        """See ``Store``."""
+        return False
+
     def local_path(self, key: StoreKey) -> Path | None:
         """See ``Store``."""
         return None

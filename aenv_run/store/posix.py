@@ -193,6 +193,11 @@ class PosixStore:
             elif as_key(path) is None:
                 yield Stray("foreign", ascii(path)[1:-1], "has a name that no object has")
 
+    @property
+    def has_files(self) -> bool:
+        """See ``Store``."""
+        return True
+
     def local_path(self, key: StoreKey) -> Path | None:
         """See ``Store``."""
         return self.root / key if self.stat(key) is not None else None

@@ -82,6 +82,10 @@ class Store(Protocol):
     def delete(self, key: StoreKey) -> None:
         """Remove it; no error when absent."""
 
+    @property
+    def has_files(self) -> bool:
+        """Whether every object is a file of this machine, which ``local_path`` gives and ``put_file`` may take."""
+
     def local_path(self, key: StoreKey) -> Path | None:
         """A file of this machine with exactly the object's bytes, if the store has one; never write it."""
 

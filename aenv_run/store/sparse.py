@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from typing import BinaryIO
 
 CHUNK_BYTES = 1 << 20
+PAGE_BYTES = 4096
+_ZEROS = bytes(CHUNK_BYTES)
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -63,11 +66,31 @@ def write_at(target_fd: int, data: bytes, offset: int) -> None:
 
 
 def write_stream_sparse(source: BinaryIO, target_fd: int) -> int:
-    """Write a stream into the empty ``target_fd``, chunks of zeros as holes; returns the size."""
+    """Write a stream into the empty ``target_fd``, pages of zeros as holes; returns the size."""
     size = 0
     while data := source.read(CHUNK_BYTES):
-        if data.count(0) != len(data):
-            write_at(target_fd, data, size)
+        for start, end in _runs(data, size % PAGE_BYTES):
+            write_at(target_fd, data[start:end], size + start)
         size += len(data)
     os.ftruncate(target_fd, size)
     return size
+
+
+def _runs(data: bytes, skew: int) -> Iterator[tuple[int, int]]:
+    """What is not zero of bytes that begin ``skew`` bytes into a page: from and to, in whole pages."""
+    if _is_zero(data):
+        return
+    run: int | None = None
+    for page in range(-skew, len(data), PAGE_BYTES):
+        if _is_zero(data[max(page, 0) : page + PAGE_BYTES]):
+            if run is not None:
+                yield run, page
+            run = None
+        elif run is None:
+            run = max(page, 0)
+    if run is not None:
+        yield run, len(data)
+
+
+def _is_zero(data: bytes) -> bool:
+    return data == (_ZEROS if len(data) == CHUNK_BYTES else bytes(len(data)))

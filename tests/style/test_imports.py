@@ -9,7 +9,13 @@ import pytest
 
 from tests.style.source import Module, imports, modules, within
 
-BYTES = tuple(f"aenv_run.{part}" for part in ("store", "repository", "catalog", "cache", "check", "gc", "blocks"))
+BYTES = tuple(
+    f"aenv_run.{part}"
+    for part in (
+        *("store", "repository", "catalog", "cache", "check", "gc", "blocks"),
+        *("blobs", "packed", "chunks", "chunk_table", "describe"),
+    )
+)
 MACHINES = tuple(
     f"aenv_run.{part}"
     for part in ("drivers", "disk", "memory", "memory_layers", "memory_files", "network", "guest")

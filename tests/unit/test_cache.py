@@ -188,7 +188,7 @@ def test_an_altered_repository_file_is_refused_and_unlinked(
 
 def test_a_damaged_blob_is_refused_at_first_use(repository: Repository, tmp_path: Path) -> None:
     blob = stored(repository, tmp_path)
-    key = repository.blob_key(blob.digest)
+    key = repository.blobs.require(blob).info.key
     damaged = b"y" * blob.size_bytes
     if isinstance(repository.store, MemoryStore):
         repository.store.damage(key, damaged)

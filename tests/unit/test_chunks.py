@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 
 import pytest
+import zstandard
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -17,7 +18,7 @@ from aenv_run.chunk_table import has_table, table_bytes
 from aenv_run.chunks import CHUNK_BYTES, MAX_READ_CHUNKS, ChunkReader, ChunkTable
 from aenv_run.describe import describe
 from aenv_run.digest import canonical_json
-from aenv_run.errors import CorruptData, InvalidInput
+from aenv_run.errors import CorruptData, InvalidInput, NotFound
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store.memory import MemoryStore
@@ -27,12 +28,26 @@ from tests.bytes_half import ZERO_DIGEST, capture, commit, draft
 BLOB_BYTES = 2 * CHUNK_BYTES + 100
 DENSE = random.Random(1).randbytes(BLOB_BYTES)
 #: Data, zeros, zeros, data, a part of a chunk.
+TEXT = b"".join(b"line %d of a text\n" % number for number in range(40_000))
+TEXT_MIXED = TEXT[:CHUNK_BYTES] + bytes(2 * CHUNK_BYTES) + TEXT[-CHUNK_BYTES - 77 :]
 MIXED = DENSE[:CHUNK_BYTES] + bytes(2 * CHUNK_BYTES) + DENSE[: CHUNK_BYTES + 77]
 
 
 @pytest.fixture(params=["posix", "memory"])
 def repository(request: pytest.FixtureRequest, tmp_path: Path) -> Repository:
     return Repository(PosixStore(tmp_path / "store") if request.param == "posix" else MemoryStore())
+
+
+def stored_as(form: str, store: MemoryStore, scratch: Path, content: bytes) -> tuple[Repository, Blob]:
+    """A repository over a wire that has a blob in this form."""
+    repository = Repository(store)
+    blob = commit(repository, scratch, content).disk[0]
+    if form == "raw" and store.stat(repository.blobs.packed_key(blob.digest)) is not None:
+        store.delete(repository.blobs.packed_key(blob.digest))
+        store.put_new(repository.blob_key(blob.digest), content)
+    stored = repository.blobs.require(blob)
+    assert stored.packed == (form == "packed")
+    return repository, blob
 
 
 def read_all(reader: ChunkReader, blob: Blob) -> bytes:
@@ -122,16 +137,19 @@ def test_what_is_below_may_be_older_and_have_no_tables(repository: Repository, t
 
 def test_equal_layers_and_their_tables_are_stored_once(repository: Repository, tmp_path: Path) -> None:
     commit(repository, tmp_path, MIXED)
-    before = [info.key for info in repository.store.list("blobs/")]
+    before = [info for kind in ("blobs/", "packed/") for info in repository.store.list(kind)]
     snapshot = repository.commit(capture(tmp_path, MIXED), draft(other="label"))
-    assert [info.key for info in repository.store.list("blobs/")] == before and len(before) == 2
+    assert [info for kind in ("blobs/", "packed/") for info in repository.store.list(kind)] == before
+    assert len(before) == 2
     assert snapshot.disk[0].table is not None
 
 
 # -- what a reader of parts believes -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"small", bytes(CHUNK_BYTES), MIXED, DENSE, bytes(3 * CHUNK_BYTES)])
+@pytest.mark.parametrize(
+    "content", [b"", b"small", bytes(CHUNK_BYTES), MIXED, TEXT_MIXED, DENSE, bytes(3 * CHUNK_BYTES)]
+)
 def test_chunks_add_up(repository: Repository, tmp_path: Path, content: bytes) -> None:
     blob = commit(repository, tmp_path, b"base", content).disk[1]
     reader = ChunkReader(repository)
@@ -144,13 +162,14 @@ def test_chunks_add_up(repository: Repository, tmp_path: Path, content: bytes) -
         reader.read(blob, table, 1, table.count)
 
 
-def test_neighbours_are_one_read_and_zeros_none(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["raw", "packed"])
+def test_neighbours_are_one_read_and_zeros_none(tmp_path: Path, form: str) -> None:
     store = MemoryStore()
-    repository = Repository(store)
-    blob = commit(repository, tmp_path, MIXED).disk[0]
+    repository, blob = stored_as(form, store, tmp_path, TEXT_MIXED)
     reader = ChunkReader(repository)
     table = reader.table(blob)
     assert table is not None and table.count == 5
+    reader.read(blob, table, 0, 1)  # finds it
     for first, count, reads in ((0, 1, 1), (1, 2, 0), (3, 2, 1), (0, 5, 2)):
         before = store.operations
         reader.read(blob, table, first, count)
@@ -159,20 +178,48 @@ def test_neighbours_are_one_read_and_zeros_none(tmp_path: Path) -> None:
 
 def test_damage_is_found_in_the_chunk_that_has_it(tmp_path: Path) -> None:
     store = MemoryStore()
-    repository = Repository(store)
-    blob = commit(repository, tmp_path, DENSE).disk[0]
+    repository, blob = stored_as("raw", store, tmp_path, DENSE)
+    key = repository.blob_key(blob.digest)
     reader = ChunkReader(repository)
     table = reader.table(blob)
     assert table is not None
     bad = bytearray(DENSE)
     bad[CHUNK_BYTES + 5] ^= 1
-    store.damage(repository.blob_key(blob.digest), bytes(bad))
+    store.damage(key, bytes(bad))
     assert reader.read(blob, table, 0, 1) == [DENSE[:CHUNK_BYTES]]
     with pytest.raises(CorruptData, match=f"chunk 1 of blob {blob.digest}"):
         reader.read(blob, table, 0, 3)
-    store.damage(repository.blob_key(blob.digest), DENSE[: CHUNK_BYTES + 5])
+    store.damage(key, DENSE[: CHUNK_BYTES + 5])
     with pytest.raises(CorruptData):
         reader.read(blob, table, 1, 1)
+    store.delete(key)
+    with pytest.raises(NotFound):
+        reader.read(blob, table, 1, 1)
+
+
+def test_a_reader_follows_a_blob_that_is_packed_meanwhile(tmp_path: Path) -> None:
+    store = MemoryStore()
+    repository, blob = stored_as("raw", store, tmp_path, TEXT_MIXED)
+    packed = Repository(MemoryStore())
+    commit(packed, tmp_path, TEXT_MIXED)
+    reader = ChunkReader(repository)
+    table = reader.table(blob)
+    assert table is not None
+    reader.read(blob, table, 0, 1)
+    key = repository.blobs.packed_key(blob.digest)
+    data = packed.store.read(key, limit_bytes=1 << 20)
+    assert store.put_new(key, data)
+    store.delete(repository.blob_key(blob.digest))
+    assert b"".join(reader.read(blob, table, 0, 5)) == TEXT_MIXED
+    # Another packed form of the same blob: its index is another, too.
+    level = zstandard.ZstdCompressor(level=19)
+    pieces = [TEXT_MIXED[at : at + CHUNK_BYTES] for at in range(0, len(TEXT_MIXED), CHUNK_BYTES)]
+    frames = [level.compress(piece) if any(piece) else b"" for piece in pieces]
+    lengths = b"".join(len(frame).to_bytes(4, "little") for frame in frames)
+    other = data[:32] + lengths + b"".join(frames)
+    assert len(other) != len(data)
+    store.damage(key, other)
+    assert b"".join(reader.read(blob, table, 0, 5)) == TEXT_MIXED
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
