@@ -171,9 +171,8 @@ def reads(wire: Wire, data: bytes) -> list[bytes]:
     found: list[bytes] = []
     with suppress(CorruptData):
         found.append(b"".join(reader.read(wire.blob, table, 0, table.count)))
-    with suppress(CorruptData):
-        with repository.open_blob(wire.blob.digest) as opened:
-            found.append(opened.read())
+    with suppress(CorruptData), repository.open_blob(wire.blob.digest) as opened:
+        found.append(opened.read())
     with suppress(CorruptData):
         repository.verify_blob(wire.blob)
         found.append(CONTENT)
