@@ -23,6 +23,7 @@ from aenv_run.errors import (
 )
 from aenv_run.lifecycle import LIVE, State
 from aenv_run.network import NetworkPolicy, SlotId
+from aenv_run.node_holding import NodeHolding
 from aenv_run.node_launch import Launcher
 from aenv_run.node_pools import Pools
 from aenv_run.node_reaper import Limits, Reaper
@@ -48,7 +49,7 @@ from aenv_run.sandbox_record import RECORD_NAME, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
-from aenv_run.types import SandboxId
+from aenv_run.types import SandboxId, SnapshotId
 
 log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class Node:
         self._trim_due, self._trimming = asyncio.Event(), asyncio.Lock()
         self.pools = Pools(home, self._launcher.warm)
         self.changed = asyncio.Event()
+        self._holding = NodeHolding(home, tools.repository, self._uses)
         self._reaper = Reaper(
             self._sandboxes, limits or Limits(), kill=self.kill, begin=self._begin, changed=self.changed
         )
@@ -86,8 +88,9 @@ class Node:
         """Launch a snapshot, by a machine that stands ready if there is one. Cancel or failure leaves nothing."""
         check_environment(request.env)
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
-        snapshot, record = await self._launcher.plan(request, resolved)
-        return self.info(await self._start(request, snapshot, record))
+        async with self._holding.using(resolved.snapshot_id):
+            snapshot, record = await self._launcher.plan(request, resolved)
+            return self.info(await self._start(request, snapshot, record))
 
     async def _start(self, request: CreateRequest, snapshot: Snapshot, record: Record) -> HostedSandbox:
         if record.machine == snapshot.machine and request.hooks and not request.cold:
@@ -136,7 +139,9 @@ class Node:
 
     async def set_pool(self, request: PoolRequest) -> PoolInfo:
         """Keep machines of a snapshot ready, from now on and after a restart of the node."""
-        info = await self.pools.set(await self._launcher.pool_settings(request))
+        resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
+        async with self._holding.using(resolved.snapshot_id):
+            info = await self.pools.set(await self._launcher.pool_settings(request))
         self.changed.set()
         return info
 
@@ -146,6 +151,7 @@ class Node:
         if snapshot_id is None:
             snapshot_id = (await asyncio.to_thread(self._tools.catalog.resolve, reference)).snapshot_id
         await self.pools.remove(snapshot_id)
+        self._holding.changed()
         self.changed.set()
 
     async def reset(self, sandbox: HostedSandbox, request: ResetRequest) -> SandboxInfo:
@@ -155,9 +161,10 @@ class Node:
         """
         before = sandbox.record
         again = again_of(before, request)
-        snapshot, record = await self._launcher.plan(again, Resolved(snapshot_id=before.snapshot_id))
-        record = record.model_copy(update={"reference": before.reference})
-        fresh = await self._start(again, snapshot, record)
+        async with self._holding.using(before.snapshot_id):
+            snapshot, record = await self._launcher.plan(again, Resolved(snapshot_id=before.snapshot_id))
+            record = record.model_copy(update={"reference": before.reference})
+            fresh = await self._start(again, snapshot, record)
         if not before.publish:
             self._begin(self.kill(sandbox), f"kill {sandbox.id}")
             return self.info(fresh)
@@ -234,6 +241,7 @@ class Node:
             hooks=hooks,
             before="snapshot" if request.hooks else None,
         )
+        self._holding.changed()
         version: int | None = None
         if request.name is not None:
             publish = self._tools.catalog.publish
@@ -261,6 +269,7 @@ class Node:
         """Kill and forget. Idempotent."""
         await sandbox.discard()
         self._sandboxes.pop(sandbox.id, None)
+        self._holding.changed()
         self._reaper.forget(sandbox.id)
         self.changed.set()
         self._trim_soon()
@@ -284,10 +293,12 @@ class Node:
         One guest that does not answer delays nobody but its own callers. ``settled`` waits for all.
         """
         self._home.sandboxes.mkdir(parents=True, exist_ok=True, mode=0o700)
+        await self._holding.start()
         found = [SandboxDirectory(path) for path in self._home.sandboxes.iterdir() if path.is_dir()]
         slots = await self._tools.network.start(await asyncio.to_thread(_slots_in_use, found))
         await _all(self._find_again(directory, slots) for directory in found)
         self.pools.start()
+        self._holding.keep()
         self._trim_soon()
 
     async def settled(self) -> None:
@@ -305,10 +316,22 @@ class Node:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._holding.close()
         await _all(sandbox.close() for sandbox in self._sandboxes.values())
         await self._tools.network.close()
 
     # -- pieces --------------------------------------------------------------------------------------------
+
+    def _uses(self) -> dict[SnapshotId, tuple[str, ...]]:
+        """What a sandbox was started from, and the newest snapshot that its state stands on; and pools."""
+        uses: dict[SnapshotId, tuple[str, ...]] = {}
+        for sandbox in self._sandboxes.values():
+            if sandbox.state is not State.DEAD:
+                for id in {sandbox.record.snapshot_id, sandbox.record.base_id}:
+                    uses[id] = (*uses.get(id, ()), f"sandbox {sandbox.id}")
+        for pool in self.pools.infos():
+            uses[pool.snapshot_id] = (*uses.get(pool.snapshot_id, ()), f"pool {pool.reference}")
+        return uses
 
     async def _launch(self, sandbox: HostedSandbox, *, cold: bool = False, hooks: bool = True) -> None:
         self._sandboxes[sandbox.id] = sandbox

@@ -56,6 +56,11 @@ class Home:
         return self.root / "pools.json"
 
     @property
+    def holder(self) -> Path:
+        """The id of this home's lease in the repository, by which its sandboxes hold what they use."""
+        return self.root / "holder"
+
+    @property
     def network(self) -> Path:
         """A small file per network slot, so that the next node finds those of a node that was killed."""
         return self.root / "network"

@@ -41,6 +41,12 @@ class Known:
     old: Old = field(default_factory=lambda: Old({}, {}))
     origins: dict[str, str] = field(default_factory=dict)
 
+    def all(self) -> Iterator[Snapshot]:
+        """Every result."""
+        yield from (self.base,) if self.base is not None else ()
+        yield from self.stages.values()
+        yield from self.outputs.values()
+
 
 @dataclass(frozen=True)
 class Freshness:

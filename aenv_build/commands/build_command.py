@@ -33,6 +33,7 @@ from aenv_build.reports.outcome import print_plans, print_result
 from aenv_build.reports.progress import JsonLines, PlainLines
 from aenv_build.reports.workflow_commands import on_github
 from aenv_build.running.execute import Workshop
+from aenv_build.running.holding import holding
 from aenv_build.running.secret_values import Secrets
 from aenv_run.config import cache_limit_bytes, open_repository
 from aenv_run.paths import Home
@@ -176,25 +177,27 @@ async def _build(options: Options, telling: Telling) -> None:
             click.echo(f"warning: {printable(warning)}", err=True)
         print_plans(plans, known, options.home, explain=options.explain, as_json=options.as_json)
         return
-    workshop = Workshop(
-        home=options.home,
-        repository=repository,
-        driver=selected.driver,
-        architecture=this_architecture(),
-        sink=telling,
-        why_driver=selected.why,
-        fresh=options.no_cache,
-        keep=options.keep,
-        cache_limit_bytes=cache_limit_bytes(),
-        parallel=options.jobs or os.cpu_count() or 1,
-        retries=options.retries,
-        since=options.since,
-        cache_from=options.cache_from,
-        mount_limit_bytes=mount_limit_bytes(),
-        lent=lent,
-        secrets=secrets,
-    )
-    built = await build_cells(plans, workshop)
+    async with holding(repository, options.home) as holder:
+        workshop = Workshop(
+            home=options.home,
+            repository=repository,
+            driver=selected.driver,
+            architecture=this_architecture(),
+            sink=telling,
+            why_driver=selected.why,
+            fresh=options.no_cache,
+            keep=options.keep,
+            cache_limit_bytes=cache_limit_bytes(),
+            parallel=options.jobs or os.cpu_count() or 1,
+            retries=options.retries,
+            since=options.since,
+            cache_from=options.cache_from,
+            mount_limit_bytes=mount_limit_bytes(),
+            lent=lent,
+            secrets=secrets,
+            hold=holder.hold,
+        )
+        built = await build_cells(plans, workshop)
     print_result(built, selected, as_json=options.as_json)
     require_all(built)
 

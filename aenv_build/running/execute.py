@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from aenv_build.bases import make_base_disk
 from aenv_build.cache.cache_mounts import DEFAULT_LIMIT_BYTES as MOUNT_LIMIT_BYTES
 from aenv_build.cache.cache_mounts import Mounts, MountStore
 from aenv_build.cache.elsewhere import Elsewhere
-from aenv_build.cache.known import Freshness, Old, look_up
+from aenv_build.cache.known import Freshness, Known, Old, look_up
 from aenv_build.cache.ledger import BASE, Ledger, Notes
 from aenv_build.cache.locks import key_lock
 from aenv_build.language.recipe import Step
@@ -46,7 +46,7 @@ from aenv_run.repository import Repository
 from aenv_run.scratch import scratch
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
-from aenv_run.types import Architecture, StageKey
+from aenv_run.types import Architecture, SnapshotId, StageKey
 
 #: The longest pause before a step is tried again.
 MAX_WAIT_S = 30.0
@@ -58,7 +58,8 @@ class Workshop:
 
     ``retries``: of steps that do not say it themselves, with a pause that grows from ``retry_wait_s``. ``since``:
     results that were made before do not count. ``cache_from``: other repositories to copy results from.
-    ``made``: keys of what was made with it; cells of one recipe share it.
+    ``made``: keys of what was made with it; cells of one recipe share it. ``hold``: keeps what is
+    used from garbage collection.
     """
 
     home: Home
@@ -82,6 +83,7 @@ class Workshop:
     mount_limit_bytes: int = MOUNT_LIMIT_BYTES
     lent: Lent = field(default_factory=Lent)
     secrets: Secrets = field(default_factory=Secrets)
+    hold: Callable[[Mapping[SnapshotId, Iterable[str]]], None] = lambda snapshots: None
 
 
 @dataclass(frozen=True)
@@ -181,7 +183,7 @@ class _Run:
         """Look up what is known, then run the rest."""
         self._refuse_memory_without_the_driver()
         freshness = Freshness(self._shop.clock(), self._shop.since, self._shop.fresh, self._shop.made)
-        known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
+        known = await self._look_up(freshness)
         self._too_old, self._old, self._origins = known.too_old, known.old, known.origins
         self._snapshots.update(known.stages)
         if known.base is not None:
@@ -204,6 +206,16 @@ class _Run:
                 group.create_task(self._stage(stage, schedule))
             for position in sorted(missing):
                 group.create_task(self._output(position, self._plan.outputs[position]))
+
+    async def _look_up(self, freshness: Freshness) -> Known:
+        """What there is, and held from now on; again when a garbage collector was at work meanwhile."""
+        while True:
+            watch = await in_thread(self._shop.repository.gate.watch)
+            known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
+            await in_thread(self._shop.hold, {snapshot.id: ("a running build",) for snapshot in known.all()})
+            if await in_thread(watch.quiet):
+                return known
+            await in_thread(watch.wait)
 
     async def publish(self) -> tuple[Published, ...]:
         """Name the outputs, in the recipe's order: all verifies have held."""

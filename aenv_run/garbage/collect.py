@@ -53,7 +53,7 @@ class Holding(Model):
 
 
 class Collected(Model):
-    """What went, or with ``dry_run`` would go. ``remembered``: of these the manifest stays, as that of an ancestor."""
+    """What went, or with ``dry_run`` would go. The manifest of what is ``remembered`` stays, as an ancestor's."""
 
     dry_run: bool
     snapshots: int = 0
