@@ -127,7 +127,8 @@ class Blobs:
 
     def verify(self, blob: Blob) -> None:
         """``CorruptData`` unless every form that is stored has the blob's size, digest and chunks. Reads all."""
-        self.require(blob)
+        for needed in blob.with_table:
+            self.require(needed)
         table = self.table(blob)
         for stored in self.forms(blob.digest):
             self.verify_form(blob, stored, table)
@@ -147,10 +148,9 @@ class Blobs:
                 number += 1
 
     def table(self, blob: Blob) -> ChunkTable | None:
-        """The blob's chunk table, verified; None if it has none stored."""
+        """The blob's chunk table, verified; None if it has none. ``NotFound`` if the store lacks it."""
         if (table := blob.table) is None:
             return None
-        self.require(table)
         with self.open(table.digest) as reader:
             data = reader.read_fully(table.size_bytes + 1)
             if len(data) == table.size_bytes:
