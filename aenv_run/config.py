@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -9,8 +10,11 @@ from pathlib import Path
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
 from aenv_run.errors import InvalidInput, Unsupported
 from aenv_run.paths import Home
+from aenv_run.printable import printable
 from aenv_run.repository import Repository
+from aenv_run.store import Store
 from aenv_run.store.posix import PosixStore
+from aenv_run.store.s3_place import S3Place
 
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
 CACHE_VARIABLE = "AENV_CACHE_MIB"
@@ -21,14 +25,43 @@ PATIENCE_VARIABLE = "AENV_STORE_PATIENCE_S"
 DEFAULT_PATIENCE_S = 30.0
 
 
-def repository_directory(url: str | None, home: Home) -> Path:
-    """Where the repository is, absolute: ``url``, $AENV_REPOSITORY or the home's own."""
-    return _directory(url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository))
+def repository_name(url: str | None, home: Home) -> str:
+    """Which repository that is: an absolute path, or a URL; equal ones are the same. It has no secret.
+
+    It is ``url``, $AENV_REPOSITORY, or the home's own.
+    """
+    chosen = url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository)
+    if _scheme(chosen) == "s3":
+        return S3Place.parse(chosen).url
+    return str(_directory(chosen))
+
+
+def repository_directory(url: str | None, home: Home) -> Path | None:
+    """Where the repository is on this machine; None when it is elsewhere."""
+    found = repository_name(url, home)
+    return None if _scheme(found) else Path(found)
+
+
+def same_repository(one: str, other: str) -> bool:
+    """Whether two of ``repository_name`` are one; paths also through links."""
+    if _scheme(one) or _scheme(other):
+        return one == other
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def open_repository(url: str | None, home: Home) -> Repository:
-    """The committed repository: ``url`` (a path or ``posix:///path``), $AENV_REPOSITORY, or the home's own."""
-    return Repository(PosixStore(repository_directory(url, home)))
+    """The repository at ``repository_name(url, home)``. Nothing is asked of it yet."""
+    return Repository(_store(repository_name(url, home), home))
+
+
+def _store(url: str, home: Home) -> Store:
+    if _scheme(url) == "s3":
+        from aenv_run.store.s3 import S3Store  # boto3 takes a while to import
+
+        place = S3Place.parse(url)
+        name = hashlib.sha256(f"{place.endpoint} {place.bucket}/{place.prefix}".encode()).hexdigest()[:16]
+        return S3Store(place, lock=home.locks / f"store-{name}")
+    return PosixStore(Path(url))
 
 
 def cache_limit_bytes() -> int:
@@ -71,6 +104,11 @@ def _switch(variable: str, default: str) -> bool:
     return text == "on"
 
 
+def _scheme(url: str) -> str:
+    scheme, separator, _ = url.partition("://")
+    return scheme if separator else ""
+
+
 def _directory(url: str) -> Path:
     scheme, separator, rest = url.partition("://")
     if not separator:
@@ -78,7 +116,8 @@ def _directory(url: str) -> Path:
             raise InvalidInput(f"{url!r} is no repository", fix="write a path or posix:///an/absolute/path")
         return Path(url).expanduser().absolute()
     if scheme != "posix":
-        raise Unsupported(f"repositories at {scheme}:// are not supported", fix="use a path or posix:///path")
+        what = f"repositories at {printable(scheme)[:40]}:// are not supported"
+        raise Unsupported(what, fix="use a path, posix:///path or s3://bucket/prefix?region=…")
     if not rest.startswith("/"):
         raise InvalidInput(f"{url!r} has no absolute path", fix="write posix:///an/absolute/path")
     return Path(rest)

@@ -21,7 +21,7 @@ import uvicorn
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.config import cache_limit_bytes, first_boot_warms, open_repository, repository_directory
+from aenv_run.config import cache_limit_bytes, first_boot_warms, open_repository, repository_name
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import AenvError
@@ -104,7 +104,7 @@ async def serve(home: Home, *, repository_url: str | None, driver_name: str, idl
 
 def _repository_name(repository_url: str | None, home: Home) -> str:
     try:
-        return str(repository_directory(repository_url, home))
+        return repository_name(repository_url, home)
     except AenvError:
         return repository_url or ""  # opening it says what is wrong
 

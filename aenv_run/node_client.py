@@ -15,7 +15,7 @@ from urllib.parse import quote
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from aenv_run.config import REPOSITORY_VARIABLE, repository_directory
+from aenv_run.config import REPOSITORY_VARIABLE, repository_name, same_repository
 from aenv_run.errors import AenvError, Conflict, NodeUnavailable, ProtocolError
 from aenv_run.node_socket import FileLock, short_path
 from aenv_run.node_wire import (
@@ -224,7 +224,7 @@ class NodeClient:
 
     async def _ensure_there(self) -> None:
         """Without asking, if it was there a moment ago: it cannot have become idle since."""
-        key = (self.home.root, repository_directory(None, self.home), *map(os.environ.get, SETTINGS))
+        key = (self.home.root, repository_name(None, self.home), *map(os.environ.get, SETTINGS))
         if time.monotonic() >= _answered_s.get(key, 0.0) + TRUST_S:
             await self.ensure_started()
         _answered_s[key] = time.monotonic()
@@ -312,9 +312,9 @@ class NodeClient:
     async def _start(self, deadline_s: float) -> None:
         from aenv_run.process import spawn
 
-        repository = repository_directory(None, self.home)  # absolute: the node's own directory is /
+        repository = repository_name(None, self.home)  # a path of it is absolute: the node's own directory is /
         argv = [sys.executable, "-m", NODE_MODULE, "--home", str(self.home.root)]
-        argv += ["--repository", str(repository), *_options()]
+        argv += ["--repository", repository, *_options()]
         child = await spawn(argv, log=self.home.node_log, ephemeral=False, cwd=Path("/"), env=self._environment())
         while time.monotonic() < deadline_s:
             if await self.health() is not None:
@@ -332,7 +332,7 @@ class NodeClient:
         package = str(Path(__file__).resolve().parent.parent)
         paths = [package, *(p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p)]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
-        environment[REPOSITORY_VARIABLE] = str(repository_directory(None, self.home))
+        environment[REPOSITORY_VARIABLE] = repository_name(None, self.home)
         if os.environ.get(GUEST_VARIABLE):
             environment[GUEST_VARIABLE] = str(self.home.guest())
         return environment
@@ -342,9 +342,9 @@ class NodeClient:
 
         The repository counts also when it is not named here: the home's own is then meant.
         """
-        repository = repository_directory(None, self.home)
-        if os.path.realpath(repository) != os.path.realpath(health.repository):
-            raise self._other_settings("the repository", str(repository), health.repository)
+        repository = repository_name(None, self.home)
+        if not same_repository(repository, health.repository):
+            raise self._other_settings("the repository", repository, health.repository)
         if os.environ.get(GUEST_VARIABLE):
             guest = str(self.home.guest())
             if os.path.realpath(guest) != os.path.realpath(health.guest):

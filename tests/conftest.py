@@ -10,11 +10,13 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 
 from tests.leftovers import MARKER, Process, others_work_here, processes, resources
+from tests.s3.server import CREDENTIALS, Server, moto
 
 SETTLE_SECONDS = 5.0  # what is being torn down off the path may take this long
 
@@ -37,6 +39,15 @@ class Watch:
         if others_work_here(self.session):
             made = {name for name in made if directory in name}
         return left, made
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Server]:
+    """moto's S3 server, and credentials for it in the environment of this process and those that it starts."""
+    with moto() as server, pytest.MonkeyPatch.context() as patch:
+        for name, value in CREDENTIALS.items():
+            patch.setenv(name, value)
+        yield server
 
 
 WATCH = pytest.StashKey[Watch]()

@@ -78,7 +78,8 @@ class Elsewhere:
         found = cls([], scratch)
         for url in urls:
             other = Other(url, open_repository(url, home))
-            if repository_directory(url, home).is_dir():
+            directory = repository_directory(url, home)
+            if directory is None or directory.is_dir():
                 found._others.append(other)
             else:
                 found.warnings.append(f"--cache-from {url}: there is no such directory; building without it")

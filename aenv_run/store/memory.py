@@ -72,6 +72,11 @@ class MemoryStore:
         with self._lock:
             self._objects[key] = _Object(self._objects[key].data, time.time() - seconds)
 
+    @property
+    def conditional(self) -> bool:
+        """See ``Store``."""
+        return True
+
     # Writing
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
@@ -152,7 +157,14 @@ class MemoryStore:
         """See ``Store``."""
         with self._operation():
             paths = builtins.list(self._temporaries)
-        return iter([Stray("temporary", path, "left by a writer that died") for path in paths])
+        return iter([Stray("temporary", path, "left by a writer that died", time.time()) for path in paths])
+
+    def clear(self, stray: Stray) -> None:
+        """See ``Store``."""
+        if stray.kind != "temporary":
+            raise InvalidInput(f"{stray.path} is no unfinished write")
+        with self._operation():
+            self._temporaries = [path for path in self._temporaries if path != stray.path]
 
     @property
     def has_files(self) -> bool:

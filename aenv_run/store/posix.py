@@ -49,6 +49,11 @@ class PosixStore:
     def __repr__(self) -> str:
         return f"PosixStore({str(self.root)!r})"
 
+    @property
+    def conditional(self) -> bool:
+        """See ``Store``."""
+        return True
+
     # Writing
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
@@ -187,7 +192,8 @@ class PosixStore:
             if path == _LOCK:
                 continue
             if path.startswith(_TEMPORARY + "/"):
-                yield Stray("temporary", path, "left by a writer that is still busy or has died")
+                detail = "left by a writer that is still busy or has died"
+                yield Stray("temporary", path, detail, found.st_mtime)
             elif not stat.S_ISREG(found.st_mode):
                 yield Stray("foreign", ascii(path)[1:-1], f"is {kind_of(found.st_mode)}, not a regular file")
             elif as_key(path) is None:
@@ -197,6 +203,18 @@ class PosixStore:
     def has_files(self) -> bool:
         """See ``Store``."""
         return True
+
+    def clear(self, stray: Stray) -> None:
+        """See ``Store``."""
+        parent, _, name = stray.path.partition("/")
+        if stray.kind != "temporary" or parent != _TEMPORARY or not name or "/" in name:
+            raise InvalidInput(f"{stray.path} in {self.root} is no unfinished write", fix="remove it by hand")
+        with (
+            self._errors("removing", stray.path),
+            suppress(FileNotFoundError),
+            self._directory((_TEMPORARY,), create=False) as directory,
+        ):
+            os.unlink(name, dir_fd=directory)
 
     def local_path(self, key: StoreKey) -> Path | None:
         """See ``Store``."""

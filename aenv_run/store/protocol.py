@@ -31,11 +31,15 @@ class KeyInfo:
 
 @dataclass(frozen=True)
 class Stray:
-    """Something in the store's place that is no object: an unfinished write, or what others put there."""
+    """Something in the store's place that is no object: an unfinished write, or what others put there.
+
+    ``modified_s``: the store's own time of an unfinished write (seconds since 1970), 0 where it is not known.
+    """
 
     kind: Literal["temporary", "foreign"]
     path: str
     detail: str
+    modified_s: float = 0.0
 
 
 class Store(Protocol):
@@ -43,12 +47,20 @@ class Store(Protocol):
 
     Atomic: a reader sees the old bytes or the new, never a part. Durable: when a write returns, it survives a
     crash of the machine. Errors: ``NotFound`` for a missing key, ``NoSpace``, ``StoreUnavailable``
-    (retryable), ``CorruptData`` when what came back is shorter than the store itself said, ``Conflict`` for a
-    key that is the directory of another key or below another key.
+    (retryable), ``CorruptData`` when what came back is shorter than the store itself said. Where a store has
+    directories it raises ``Conflict`` for a key that is the directory of another key or below another key; callers
+    use no such keys.
     """
+
+    @property
+    def conditional(self) -> bool:
+        """Whether writers of all homes exclude each other; False: the user has said that only one home writes."""
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """Store the file's content if ``key`` is absent; returns whether it was. Sparse files stay sparse.
+
+        What is stored is what the file had: over a wire both ends compare checksums. A file that is written
+        meanwhile is ``InvalidInput`` where the store copies it.
 
         ``consume`` gives the file away: the store may take the file itself instead of copying it, so the
         caller never writes it again, and removes its own name of it when it likes (a failed call can be
@@ -91,3 +103,6 @@ class Store(Protocol):
 
     def strays(self) -> Iterator[Stray]:
         """What lies in the store and is no object; ``list`` never shows it."""
+
+    def clear(self, stray: Stray) -> None:
+        """Remove an unfinished write; its writer, if it lives, fails. ``InvalidInput`` for what is foreign."""

@@ -93,7 +93,7 @@ async def test_an_absent_one_is_a_warning(tmp_path: Path) -> None:
 
 def test_what_can_be_no_repository_is_a_mistake_of_the_caller(tmp_path: Path) -> None:
     site = BuildSite.make(tmp_path)
-    with pytest.raises(Unsupported, match="s3://"):
-        Elsewhere.opened(("s3://bucket",), site.home)
+    with pytest.raises(Unsupported, match="ftp://"):
+        Elsewhere.opened(("ftp://bucket",), site.home)
     with pytest.raises(InvalidInput):
         Elsewhere.opened(("posix://relative",), site.home)

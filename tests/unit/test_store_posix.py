@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from aenv_run.errors import AenvError, CorruptData, NoSpace
+from aenv_run.errors import AenvError, CorruptData, InvalidInput, NoSpace
 from aenv_run.store import StoreKey, Stray
 from aenv_run.store.posix import PosixStore
 from aenv_run.store.posix_files import typed_error
@@ -121,7 +121,21 @@ def test_temporaries_are_strays_and_no_objects(store: PosixStore) -> None:
     (store.root / ".tmp" / "12-ab").write_bytes(b"half")
     assert [info.key for info in store.list("")] == ["a/b"]
     (stray,) = store.strays()
-    assert stray == Stray("temporary", ".tmp/12-ab", stray.detail)
+    assert stray == Stray("temporary", ".tmp/12-ab", stray.detail, stray.modified_s)
+
+
+def test_a_temporary_is_cleared_and_nothing_outside(store: PosixStore, tmp_path: Path) -> None:
+    store.put_new(KEY, b"x")
+    (store.root / ".tmp" / "left").write_bytes(b"half")
+    (stray,) = store.strays()
+    assert stray.modified_s > 0
+    store.clear(stray)
+    store.clear(stray)
+    assert list(store.strays()) == []
+    for path in (".tmp/../blobs", ".tmp", "blobs/x", ".tmp/"):
+        with pytest.raises(InvalidInput):
+            store.clear(Stray("temporary", path, ""))
+    assert store.read(KEY, limit_bytes=1) == b"x"
 
 
 def test_a_failed_write_leaves_no_temporary(store: PosixStore) -> None:
