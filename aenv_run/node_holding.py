@@ -32,7 +32,7 @@ Uses = Mapping[SnapshotId, tuple[str, ...]]
 
 
 class NodeHolding:
-    """``uses`` says what is used now. In a repository that cannot be written there is no lease; the log says so."""
+    """``uses`` says what is used now. A repository that cannot be written gets no lease; the log says so."""
 
     def __init__(self, home: Home, repository: Repository, uses: Callable[[], Uses]) -> None:
         self._home, self._repository, self._uses = home, repository, uses
