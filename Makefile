@@ -26,9 +26,10 @@ lint: setup ## set up, then formatters, linters and type checks
 	@scripts/lint-go
 	@cc -std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -fsyntax-only engine/ram.c
 
-soak: setup ## set up, then 50 snapshots of a guest that writes (gVisor: 30), then tests/crash and tests/e2e 20 times, each driver
+soak: setup ## set up, then every crash point and 200 kills, 50 snapshots of a guest that writes (gVisor: 30), then tests/crash and tests/e2e 20 times, each driver
 	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k qemu
 	@AENV_SNAPSHOTS=30 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k gvisor
+	@AENV_CRASH_POINTS=1000000 AENV_CRASH_ROUNDS=200 $(python) -m pytest --timeout 1800 tests/crash
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
 	  AENV_DRIVER=$$driver $(python) -m pytest tests/crash tests/e2e || exit; done; done
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from aenv_run.errors import from_os
 from aenv_run.types import Model
 
 DEFAULT_LIMIT_BYTES = 20 << 30
@@ -101,7 +102,7 @@ def trim(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S) -> Trimmed:
     time. Also removes what a killed process left of a fetch, and what nobody reads by range any more.
     """
     removed = freed_bytes = 0
-    with alone(root):
+    with _errors(f"trimming the cache {root}"), alone(root):
         _remove_abandoned(root)
         _remove_unused_exports(root)
         entries = list(_entries(root))
@@ -197,9 +198,18 @@ def _remove_abandoned(root: Path) -> None:
 
 
 @contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise from_os(error, what) from error
+
+
+@contextmanager
 def _locked(root: Path, kind: int) -> Iterator[None]:
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    with _errors(f"locking the cache {root}"):
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        descriptor = os.open(root / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, kind)
         yield

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.crash.table import rows
 from tests.leftovers import MARKER, Process, others_work_here, processes, resources
 from tests.s3.server import CREDENTIALS, Server, moto
 
@@ -75,3 +76,12 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         reporter = session.config.pluginmanager.get_plugin("terminalreporter")
         for line in ("left behind by this session (processes were killed now):", *names):
             reporter.write_line(f"  {line}", red=True)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Where acts were stopped, if they were."""
+    reports = terminalreporter.getreports("passed")
+    if lines := rows(found for report in reports for found in report.user_properties):
+        terminalreporter.section("crash points")
+        for line in lines:
+            terminalreporter.write_line(line)

@@ -4,34 +4,18 @@ from __future__ import annotations
 
 import builtins
 import io
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
+from aenv_run.store.faults import Crash as Crash
+from aenv_run.store.faults import Fault as Fault
+from aenv_run.store.faults import Faults
 from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
-
-
-class Crash(BaseException):
-    """The process was killed here. A ``BaseException``, so that no handler of errors goes on as if not."""
-
-
-@dataclass(frozen=True)
-class Fault:
-    """What happens at the ``at``-th operation (from 1) after it was armed.
-
-    ``before`` it did anything, ``half`` way (bytes in a temporary, no object; the same as ``before`` for an
-    operation that writes nothing) or ``after`` it was done but before the caller heard of it. ``error`` None
-    is a crash: every later operation is a crash too, until ``restart``. An error is raised once.
-    """
-
-    at: int
-    when: Literal["before", "half", "after"] = "before"
-    error: AenvError | None = None
 
 
 @dataclass
@@ -44,32 +28,31 @@ class MemoryStore:
     """See ``Store``. Nothing is local: ``local_path`` is always None."""
 
     def __init__(self) -> None:
-        self.operations = 0
+        self._faults = Faults()
         self._objects: dict[StoreKey, _Object] = {}
         self._temporaries: builtins.list[str] = []
-        self._lock = threading.RLock()
-        self._fault: Fault | None = None
-        self._armed_at = 0
-        self._dead = False
+
+    @property
+    def operations(self) -> int:
+        """How many there were."""
+        return self._faults.operations
 
     def arm(self, fault: Fault) -> None:
         """Let ``fault`` happen."""
-        with self._lock:
-            self._fault, self._armed_at = fault, self.operations
+        self._faults.arm(fault)
 
     def restart(self) -> None:
-        """The process comes back after a crash: what was stored is there, faults are gone."""
-        with self._lock:
-            self._fault, self._dead = None, False
+        """The process comes back after a crash."""
+        self._faults.restart()
 
     def damage(self, key: StoreKey, data: bytes) -> None:
         """Replace an object's bytes as a broken or hostile store would."""
-        with self._lock:
+        with self._faults.lock:
             self._objects[key] = _Object(data)
 
     def age(self, key: StoreKey, seconds: float) -> None:
         """Let an object be that much older than it is; less than 0: its time is in the future."""
-        with self._lock:
+        with self._faults.lock:
             self._objects[key] = _Object(self._objects[key].data, time.time() - seconds)
 
     @property
@@ -193,26 +176,9 @@ class MemoryStore:
 
     @contextmanager
     def _operation(self, writes: StoreKey | None = None) -> Iterator[None]:
-        with self._lock:
-            if self._dead:
-                raise Crash("the process is dead")
-            self.operations += 1
-            fault = self._fault
-            if fault is not None and self.operations - self._armed_at != fault.at:
-                fault = None
-            if fault and fault.when == "half" and writes:
+        def half() -> None:
+            if writes:
                 self._temporaries.append(f".tmp/{self.operations}-{writes.replace('/', '-')}")
-            if fault and fault.when != "after":
-                raise self._strike(fault)
-            try:
-                yield
-            finally:  # also an operation that found nothing
-                if fault:
-                    raise self._strike(fault)
 
-    def _strike(self, fault: Fault) -> BaseException:
-        self._fault = None
-        if fault.error is not None:
-            return fault.error
-        self._dead = True
-        return Crash(f"killed {fault.when} operation {fault.at}")
+        with self._faults.lock, self._faults.operation(half):
+            yield

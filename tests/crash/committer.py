@@ -1,43 +1,67 @@
-"""Commits and publishes until it is killed; says each on standard output once it is durable."""
+"""Changes a repository and a cache until it is killed; says each change once it is durable."""
 
 from __future__ import annotations
 
 import random
-import sys
+import shutil
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
+from aenv_run.cache import BlobCache
+from aenv_run.cache_limit import trim
 from aenv_run.catalog import Catalog
+from aenv_run.catalog.intake import take_in
+from aenv_run.digest import digest_file
+from aenv_run.errors import Conflict
 from aenv_run.repository import Repository
-from aenv_run.store.posix import PosixStore
+from aenv_run.store import Store
 from aenv_run.types import Name, Tag
 from tests.bytes_half import capture, draft
 
+LOOP, IMPORTED, LATEST, STABLE = Name("loop"), Name("imported"), Tag("latest"), Tag("stable")
 
-def main(root: Path, scratch: Path, seed: int) -> None:
-    """Never returns."""
+
+def work(store: Store, place: Path, layout: Path, seed: int, said: TextIO) -> None:
+    """Never returns. ``place`` is its own; ``layout`` is an exported snapshot."""
     source = random.Random(seed)
-    repository = Repository(PosixStore(root))
+    repository = Repository(store)
     catalog = Catalog(repository)
+    cache = BlobCache(place / "cache", repository)
+
+    def say(*words: object) -> None:
+        print(*words, file=said, flush=True)
+
     parent = None
-    print("ready", flush=True)
+    say("ready")
     while True:
-        captured = capture(scratch, source.randbytes(source.randrange(1, 300_000)), ram=source.randbytes(50_000))
+        layer, ram = source.randbytes(source.randrange(1, 300_000)), source.randbytes(50_000)
+        captured = capture(place / "scratch", layer, ram=ram)
         snapshot = repository.commit(captured, draft(parent))
-        print("committed", snapshot.id, flush=True)
-        version = catalog.publish(Name("loop"), snapshot.id, [Tag("latest")])
-        print("published", version, snapshot.id, flush=True)
-        catalog.label(Name("loop"), version, {"seed": str(seed)})
+        say("committed", snapshot.id)
+        version = catalog.publish(LOOP, snapshot.id, [LATEST])
+        say("published", version, snapshot.id)
+        catalog.label(LOOP, version, {"seed": str(seed)})
+        for blob in snapshot.blobs():
+            assert digest_file(cache.path(blob)) == blob.digest
+        if version % 2 == 0:
+            trim(cache.root, 400_000, grace_s=0.0)
         if version % 3 == 0:
-            catalog.promote(Name("loop"), Tag("stable"), version)
-            print("promoted", version, flush=True)
+            catalog.promote(LOOP, STABLE, version)
         if version % 9 == 0:
-            move = catalog.rollback(Name("loop"), Tag("stable"))
-            print("rolled back", move.to_version, flush=True)
+            with suppress(Conflict):  # all that it was at may have been removed
+                catalog.rollback(LOOP, STABLE)
+        if version % 5 == 2:
+            import_it(catalog, layout, place / f"import-{version}")
         if version % 7 == 3:
-            catalog.remove(Name("loop"), version)
-            print("removed", version, flush=True)
+            catalog.remove(LOOP, version)
+            say("removed", version)
         parent = snapshot if len(snapshot.disk) < 8 else None
 
 
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))
+def import_it(catalog: Catalog, layout: Path, scratch: Path) -> None:
+    """As whoever never had it: its version is taken back afterwards."""
+    scratch.mkdir()
+    take_in(catalog, layout, scratch, name=IMPORTED)
+    shutil.rmtree(scratch)
+    catalog.remove(IMPORTED)

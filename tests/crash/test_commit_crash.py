@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import subprocess
-import sys
+import signal
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,22 +13,25 @@ from pathlib import Path
 import pytest
 
 from aenv_run.cache import BlobCache
-from aenv_run.catalog import Catalog, Move, TagRecord, tag_key
-from aenv_run.catalog.records import PAGE_MOVES
+from aenv_run.catalog import Catalog
+from aenv_run.catalog.export import export
 from aenv_run.check import check
-from aenv_run.digest import canonical_json
-from aenv_run.errors import NoSpace, NotFound, StoreUnavailable
+from aenv_run.digest import digest_file
+from aenv_run.errors import NoSpace, NotFound
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.store.memory import Crash, Fault, MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId, Tag
 from tests.bytes_half import capture, commit, draft
+from tests.crash.calls import in_process
+from tests.crash.committer import work
 from tests.small_file_system import fill, small_file_system
 
 NAME, LATEST, STABLE = Name("task"), Tag("latest"), Tag("stable")
 WHENS = ("before", "half", "after")
-ROUNDS = 20
+#: `make soak` sets 200.
+ROUNDS, GROUP = int(os.environ.get("AENV_CRASH_ROUNDS") or 20), 20
 
 
 class Before:
@@ -42,17 +44,6 @@ class Before:
         self.scratch = scratch
         self.base = commit(self.repository, scratch, b"base")
         self.catalog.publish(NAME, self.base.id, [LATEST, STABLE])
-
-    def build(self) -> SnapshotId:
-        """What is interrupted: a commit, its publication, and a tag that moves."""
-        captured = capture(self.scratch, b"one", b"two", ram=b"ram")
-        try:
-            snapshot = self.repository.commit(captured, draft(self.base))
-        finally:
-            captured.discard()
-        version = self.catalog.publish(NAME, snapshot.id, [LATEST])
-        self.catalog.tag(NAME, STABLE, version)
-        return snapshot.id
 
     def remove(self) -> None:
         """The other writer: a version is taken back."""
@@ -74,41 +65,6 @@ def operations(scratch: Path, act: Callable[[Before], object]) -> int:
 
 
 @pytest.mark.parametrize("when", WHENS)
-def test_killed_at_every_operation_of_a_build(tmp_path: Path, when: str) -> None:
-    count = operations(tmp_path, Before.build)
-    assert count > 15
-    for at in range(1, count + 1):
-        before = Before(tmp_path)
-        before.store.arm(Fault(at, when))  # type: ignore[arg-type]
-        with pytest.raises(Crash):
-            before.build()
-        before.store.restart()
-        before.intact()
-        for version in before.catalog.versions(NAME):
-            before.repository.snapshot(before.catalog.resolve(f"{NAME}:{version}").snapshot_id)
-        id = before.build()
-        before.intact()
-        assert before.catalog.versions(NAME) == (1, 2)
-        assert before.catalog.resolve(f"{NAME}:1").snapshot_id == before.base.id
-        for reference in (f"{NAME}:2", f"{NAME}:latest", f"{NAME}:stable", f"{NAME}"):
-            assert before.catalog.resolve(reference).snapshot_id == id
-
-
-@pytest.mark.parametrize("when", WHENS)
-@pytest.mark.parametrize("error", [NoSpace("no space: storing"), StoreUnavailable("timed out")])
-def test_an_error_at_every_operation_of_a_build(tmp_path: Path, when: str, error: NoSpace) -> None:
-    for at in range(1, operations(tmp_path, Before.build) + 1):
-        before = Before(tmp_path)
-        before.store.arm(Fault(at, when, error))  # type: ignore[arg-type]
-        with pytest.raises(type(error)):
-            before.build()
-        before.intact()
-        before.build()
-        before.intact()
-        assert before.catalog.versions(NAME) == (1, 2)
-
-
-@pytest.mark.parametrize("when", WHENS)
 def test_killed_at_every_operation_of_a_removal(tmp_path: Path, when: str) -> None:
     for at in range(1, operations(tmp_path, Before.remove) + 1):
         before = Before(tmp_path)
@@ -126,77 +82,42 @@ def test_killed_at_every_operation_of_a_removal(tmp_path: Path, when: str) -> No
         assert before.catalog.publish(NAME, before.base.id) == 2  # the number is never given out again
 
 
-def long_history(scratch: Path) -> Before:
-    """One more move of the tag makes a page of its oldest moves."""
-    before = Before(scratch)
-    before.catalog.publish(NAME, commit(before.repository, scratch, b"second").id)
-    moves = [
-        Move(
-            number=number,
-            act="tag",
-            at="2025-01-31T12:00:00Z",
-            from_version=1 + number % 2,
-            to_version=2 - number % 2,
-        )
-        for number in range(1, 2 * PAGE_MOVES)
-    ]
-    before.store.damage(tag_key(NAME, STABLE), canonical_json(TagRecord(version=1, moves=tuple(moves))))
-    return before
-
-
-@pytest.mark.parametrize("when", WHENS)
-@pytest.mark.parametrize("act", ["promote", "rollback"])
-def test_killed_at_every_operation_of_a_move(tmp_path: Path, when: str, act: str) -> None:
-    def move(before: Before) -> None:
-        if act == "promote":
-            before.catalog.promote(NAME, STABLE, 2)
-        elif before.catalog.resolve(f"{NAME}:stable").version == 1:
-            before.catalog.rollback(NAME, STABLE, 2)
-
-    before = long_history(tmp_path)
-    start = before.store.operations
-    move(before)
-    count = before.store.operations - start
-    for at in range(1, count + 1):
-        before = long_history(tmp_path)
-        told = list(before.catalog.tag_log.moves(NAME, STABLE))
-        before.store.arm(Fault(at, when))  # type: ignore[arg-type]
-        with pytest.raises(Crash):
-            move(before)
-        before.store.restart()
-        before.intact()
-        now = list(before.catalog.tag_log.moves(NAME, STABLE))
-        assert now[-len(told) :] == told and len(now) - len(told) in (0, 1)
-        assert before.catalog.resolve(f"{NAME}:stable").version == (2 if len(now) > len(told) else 1)
-        move(before)
-        before.intact()
-        last, *rest = before.catalog.tag_log.moves(NAME, STABLE)
-        assert (rest, last.act, last.to_version) == (told, act, 2)
-        assert before.catalog.resolve(f"{NAME}:stable").version == 2
-
-
-@pytest.mark.timeout(240)
-def test_processes_killed_at_random_moments(tmp_path: Path) -> None:
-    root, scratch = tmp_path / "store", tmp_path / "scratch"
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("group", range(max(1, ROUNDS // GROUP)))  # what grows is looked at whole in each round
+def test_processes_killed_at_random_moments(tmp_path: Path, memory_place: Path, group: int) -> None:
+    root, own = tmp_path / "store", memory_place
     seed = int(os.environ.get("AENV_TEST_SEED") or time.time_ns() % 10**9)
     print(f"AENV_TEST_SEED={seed}")
     source = random.Random(seed)
     repository = Repository(PosixStore(root))
     catalog = Catalog(repository)
     published: dict[int, SnapshotId] = {}
-    for turn in range(ROUNDS):
-        for line in killed_committer(root, scratch, seed + turn, source.uniform(0.0, 0.12)):
+    layout = exported(tmp_path, source)
+    for turn in range(GROUP):
+        for line in killed_committer(root, own, layout, seed + turn, source):
             note(line, repository, published)
-        shutil.rmtree(scratch, ignore_errors=True)
+        shutil.rmtree(own / "scratch", ignore_errors=True)
         report = check(repository, deep=True)
-        assert not report.problems, f"seed {seed}, turn {turn}"
+        assert not report.problems, f"seed {seed}, turn {turn}: {report.problems}"
         for version, id in published.items():
             assert catalog.resolve(f"loop:{version}").snapshot_id == id, f"seed {seed}, turn {turn}"
         for tag in (LATEST, STABLE):
             one_chain(catalog, tag)
+        # What has a blob's name in the cache is that blob, also where a fetch or a trim was killed.
+        assert all(digest_file(path).hex == path.name for path in (own / "cache" / "blobs").glob("*/*"))
     assert check(repository).counts["snapshots"] > 0
-    last = commit(repository, scratch, b"afterwards")
+    last = commit(repository, tmp_path / "scratch", b"afterwards")
     assert catalog.publish(Name("loop"), last.id) > max(published, default=0)
+    print(f"{GROUP} rounds, {len(published)} versions published, {check(repository).counts}")
+
+
+def exported(scratch: Path, source: random.Random) -> Path:
+    """A snapshot of another repository."""
+    theirs = Catalog(Repository(MemoryStore()))
+    base = commit(theirs.repository, scratch, source.randbytes(200_000))
+    theirs.publish(Name("theirs"), base.id)
+    export(theirs, "theirs", scratch / "layout")
+    return scratch / "layout"
 
 
 def one_chain(catalog: Catalog, tag: Tag) -> None:
@@ -207,18 +128,21 @@ def one_chain(catalog: Catalog, tag: Tag) -> None:
     assert catalog.tag_log.read(Name("loop"), tag) == (moves[-1].to_version if moves else None)
 
 
-def killed_committer(root: Path, scratch: Path, seed: int, seconds: float) -> list[str]:
-    """What a committer had said to be durable when it was killed."""
-    command = [sys.executable, "-m", "tests.crash.committer", str(root), str(scratch), str(seed)]
-    checkout = Path(__file__).resolve().parent.parent.parent
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=checkout) as process:
-        assert process.stdout is not None
-        try:
-            assert process.stdout.readline() == "ready\n"
-            time.sleep(seconds)
-        finally:
-            process.kill()
-        return process.stdout.read().splitlines()
+def killed_committer(root: Path, own: Path, layout: Path, seed: int, chance: random.Random) -> list[str]:
+    """What a committer had said to be durable when it was killed: somewhere after some of it."""
+    for left in own.glob("import-*"):
+        shutil.rmtree(left)
+    reading, writing = os.pipe()
+    with in_process(lambda: work(PosixStore(root), own, layout, seed, os.fdopen(writing, "w"))) as pid:
+        os.close(writing)
+        with os.fdopen(reading) as said:
+            assert said.readline() == "ready\n"
+            lines = [said.readline() for _ in range(chance.randrange(12))]
+            time.sleep(chance.uniform(0.0, 0.03))
+            os.kill(pid, signal.SIGKILL)
+            _, status = os.waitpid(pid, 0)
+            assert os.WIFSIGNALED(status), "it failed by itself, see standard error"
+            return "".join([*lines, said.read()]).splitlines()
 
 
 def note(line: str, repository: Repository, published: dict[int, SnapshotId]) -> None:
