@@ -19,9 +19,16 @@ from pathlib import Path
 
 import uvicorn
 
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.config import cache_limit_bytes, first_boot_warms, open_repository, repository_name
+from aenv_run.config import (
+    cache_limit_bytes,
+    first_boot_warms,
+    loads_on_demand,
+    open_repository,
+    repository_name,
+)
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.drivers.select import Selected, all_drivers, select
 from aenv_run.errors import AenvError
@@ -54,17 +61,19 @@ async def open_tools(home: Home, repository_url: str | None, driver_name: str) -
     """Choose the driver and open the repository."""
     selected = await select(driver_name, home)
     repository = await asyncio.to_thread(open_repository, repository_url, home)
+    cache = BlobCache(home.cache, repository)
     others = {name: driver for name, driver in all_drivers(home).items() if name != selected.driver.name}
     tools = Tools(
         driver=selected.driver,
         mode=selected.probe.mode,
         repository=repository,
         catalog=Catalog(repository),
-        cache=BlobCache(home.cache, repository),
+        cache=cache,
         guests=_guest,
         network=NodeNetwork.of(home, selected.driver, others.values()),
         others=others,
         cache_limit_bytes=cache_limit_bytes(),
+        layers=Layers.of(home, cache, _repository_name(repository_url, home), on_demand=loads_on_demand()),
         images=WarmImages(home.cache) if first_boot_warms() else None,
     )
     return tools, selected

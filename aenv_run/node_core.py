@@ -183,7 +183,8 @@ class Node:
 
     def info(self, sandbox: HostedSandbox) -> SandboxInfo:
         """What callers may know of it."""
-        return SandboxInfo.of(sandbox.record, sandbox.state)
+        warnings = tuple(map(ErrorBody.of, self._tools.troubles(sandbox.directory)))
+        return SandboxInfo.of(sandbox.record, sandbox.state, warnings)
 
     def find(self, prefix: str) -> HostedSandbox:
         """By id or unique prefix."""

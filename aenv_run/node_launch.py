@@ -125,7 +125,14 @@ class Launcher:
         facts: MemoryFacts | None,
     ) -> Record:
         directory.create()
-        disk, kept, serial = link_snapshot(self._tools.cache, snapshot, directory, memory=memory)
+        driver = self._tools.named(record.driver)
+        disk, kept, serial = link_snapshot(
+            self._tools.cache,
+            snapshot,
+            directory,
+            memory=memory,
+            is_far=lambda blob: self._tools.is_far(blob, driver),
+        )
         if facts is not None and self._tools.images is not None:
             with self._tools.images.find(record.snapshot_id, facts) as image:
                 if image is not None:

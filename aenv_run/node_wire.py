@@ -99,12 +99,13 @@ class SandboxInfo(Model):
     max_seconds: float | None = None
     time_over_at_s: float | None = None
     ended_by: Literal["", "time_over"] = ""
+    warnings: tuple[ErrorBody, ...] = Field((), description="why layers of its disk cannot be read now")
     host_address: str | None = None
     address: Address | None = None
     access_token: str | None = None
 
     @classmethod
-    def of(cls, record: Record, state: State) -> SandboxInfo:
+    def of(cls, record: Record, state: State, warnings: tuple[ErrorBody, ...] = ()) -> SandboxInfo:
         """What callers may know of a record."""
         running = state in (State.RUNNING, State.FORKING, State.SNAPSHOTTING)
         return cls(
@@ -127,6 +128,7 @@ class SandboxInfo(Model):
             max_seconds=record.max_seconds,
             time_over_at_s=record.time_over_at_s,
             ended_by=record.ended_by,
+            warnings=warnings,
             host_address=record.address.host if running and record.slot and record.address else None,
             address=record.address if running else None,
             access_token=record.access_token if running else None,

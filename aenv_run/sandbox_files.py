@@ -9,18 +9,20 @@ import os
 import secrets
 import time
 import uuid
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import State
+from aenv_run.nbd import DiskLayer
 from aenv_run.repository import Draft, Repository
 from aenv_run.sandbox_record import Layer, MemoryFiles, Record, SandboxDirectory
-from aenv_run.snapshot import Provenance, Snapshot
+from aenv_run.snapshot import Blob, Provenance, Snapshot
 from aenv_run.types import SandboxId
 from aenv_run.warm_images import WarmImage
 
@@ -43,7 +45,7 @@ def adopt(directory: SandboxDirectory, record: Record, capture: Capture, below: 
     serial = record.serial
     chain: list[Layer] = []
     for layer in record.disk:
-        if own:
+        if own or layer.file is None:
             chain.append(layer)
             continue
         (name,), serial = link_all([below.root / layer.file], directory.root, "disk", serial)
@@ -75,7 +77,7 @@ def _link_memory(
 def adopt_merged(directory: SandboxDirectory, record: Record, merged: Mapping[str, Path]) -> Record:
     """``record`` with its memory image in the files of ``merged``, of which some are its own already."""
     assert record.memory is not None
-    _, before = directory.paths(record)
+    before = directory.memory_paths(record)
     stay = {role: record.memory.files[role] for role, path in merged.items() if before.get(role) == path}
     new, serial = _link_memory(
         {role: path for role, path in merged.items() if role not in stay}, directory, record.serial
@@ -86,14 +88,26 @@ def adopt_merged(directory: SandboxDirectory, record: Record, merged: Mapping[st
 
 
 def link_snapshot(
-    cache: BlobCache, snapshot: Snapshot, directory: SandboxDirectory, *, memory: bool
+    cache: BlobCache,
+    snapshot: Snapshot,
+    directory: SandboxDirectory,
+    *,
+    memory: bool,
+    is_far: Callable[[Blob], bool] = lambda _: False,
 ) -> tuple[tuple[Layer, ...], MemoryFiles | None, int]:
-    """Blocking: a snapshot's files as a sandbox's own (hard links), and the next free serial."""
+    """Blocking: a snapshot's files as a sandbox's own (hard links), and the next free serial.
+
+    A layer that ``is_far`` is left where it is, for ``open_layers``.
+    """
     serial = 0
     layers: list[Layer] = []
     for blob in snapshot.disk:
-        layers.append(Layer(file=f"disk/{serial:04d}.qcow2", blob=blob))
-        cache.link(blob, directory.root / layers[-1].file)
+        if is_far(blob):
+            layers.append(Layer(file=None, blob=blob))
+            continue
+        name = f"disk/{serial:04d}.qcow2"
+        cache.link(blob, directory.root / name)
+        layers.append(Layer(file=name, blob=blob))
         serial += 1
     if snapshot.memory is None or not memory:
         return tuple(layers), None, serial
@@ -104,6 +118,25 @@ def link_snapshot(
         serial += 1
     memory_files = MemoryFiles(files=files, blobs=snapshot.memory.files, facts=snapshot.memory.facts)
     return tuple(layers), memory_files, serial
+
+
+def open_layers(
+    layers: Layers | None, cache: BlobCache, record: Record, directory: SandboxDirectory, *, served: bool
+) -> tuple[DiskLayer, ...]:
+    """Blocking: the disk chain for the next machine, base first. ``served``: a layer need not be a file."""
+    below = directory.fresh_below()
+    chain: list[DiskLayer] = []
+    for number, layer in enumerate(record.disk):
+        if layer.file is not None:
+            chain.append(directory.root / layer.file)
+            continue
+        assert layer.blob is not None
+        if layers is not None:
+            chain.append(layers.open(layer.blob, below, f"{number:02}", served=served))
+        else:
+            chain.append(below / f"{number:02}.qcow2")
+            cache.link(layer.blob, below / f"{number:02}.qcow2")
+    return tuple(chain)
 
 
 def link_image(
@@ -146,11 +179,11 @@ def commit(
 ) -> Snapshot:
     """Files below that are in no repository yet go in with the capture's own: disk layers below its, in order."""
     below = tuple(layer.blob for layer in record.disk if layer.blob is not None)
-    local = [directory.root / layer.file for layer in record.disk if layer.blob is None]
+    local = [directory.root / layer.file for layer in record.disk if layer.blob is None and layer.file]
     (capture.directory / "below").mkdir(exist_ok=True)
     names, serial = link_all(local, capture.directory, "below", 0)
     blobs = record.memory.blobs if record.memory else {}
-    _, files = directory.paths(record)
+    files = directory.memory_paths(record)
     unknown = [role for role in capture.memory_below if role not in blobs]
     memory_names, _ = link_all((files[role] for role in unknown), capture.directory, "below", serial)
     linked = {role: capture.directory / name for role, name in zip(unknown, memory_names, strict=True)}

@@ -12,9 +12,10 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Machine, MachineState, RestoreSpec
-from aenv_run.errors import AenvError, BootFailed, Conflict, RestoreIncompatible, SandboxDead
+from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, RestoreIncompatible, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
+from aenv_run.sandbox_files import open_layers
 from aenv_run.sandbox_hooks import Before, Start, run_before, run_hooks
 from aenv_run.sandbox_network import SandboxNetwork
 from aenv_run.sandbox_record import Record, SandboxDirectory
@@ -59,7 +60,7 @@ class SandboxMachine:
         memory = None if cold else record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
         restored = memory is not None
-        async with self._tools.starts:
+        async with self._tools.starts, self._readable():
             self.machine = machine = await self._start(record, chosen, cold=cold)
             async with _came_up(record, machine):
                 await self._introduce(record, machine, restored=restored)
@@ -71,7 +72,7 @@ class SandboxMachine:
         with a first answer (pages, translated code) is behind it. It has no identity, so nobody may call it."""
         memory = record.memory
         chosen = await self._tools.choose(memory.facts if memory else None, record.driver)
-        async with self._tools.starts:
+        async with self._tools.starts, self._readable():
             self.machine = machine = await self._start(record, chosen, cold=False)
             async with self._tools.guests(machine.endpoint, None) as guest:
                 await guest.wait_ready(READY_TIMEOUT_S)
@@ -81,7 +82,7 @@ class SandboxMachine:
     async def boot_image(self, record: Record) -> Capture:
         """Boot, and capture before anybody has used it, with memory. The machine stays stopped."""
         chosen = await self._tools.choose(None, record.driver)
-        async with self._tools.starts:
+        async with self._tools.starts, self._readable():
             self.machine = machine = await self._start(record, chosen, cold=True)
             async with self._tools.guests(machine.endpoint, None) as guest:
                 await guest.wait_ready(READY_TIMEOUT_S)
@@ -99,6 +100,17 @@ class SandboxMachine:
             await self._introduce(record, machine, restored=True)
         await self._greeted(record, machine, "launch")
 
+    @asynccontextmanager
+    async def _readable(self) -> AsyncIterator[None]:
+        """A machine that does not come up because its disk cannot be read says that, and not what came of it."""
+        try:
+            yield
+        except (SandboxDead, CorruptData) as error:
+            if troubles := await in_thread(self._tools.troubles, self._directory):
+                why = troubles[0]
+                raise type(why)(f"the disk cannot be read: {why.message}", fix=why.fix) from error
+            raise
+
     async def _greeted(self, record: Record, machine: Machine, start: Start | None) -> None:
         """It is who it is: run its hooks, which may take long, so nobody else's start waits for them."""
         if self.guest is not None and start is not None:
@@ -107,7 +119,11 @@ class SandboxMachine:
 
     async def _start(self, record: Record, chosen: Chosen, *, cold: bool) -> Machine:
         driver = chosen.driver
-        disk, memory = self._directory.paths(record)
+        memory = self._directory.memory_paths(record)
+        served = driver.caps.served_layers
+        disk = await in_thread(
+            open_layers, self._tools.layers, self._tools.cache, record, self._directory, served=served
+        )
         directory = await in_thread(self._directory.fresh_machine)
         slot = await self.network.plug(record.policy, record.answers, driver)
         internet = record.policy.internet
@@ -164,7 +180,7 @@ class SandboxMachine:
             except TimeoutError as error:
                 raise SandboxDead(f"the daemon of sandbox {record.id} does not answer") from error
             capture = await machine.capture(self._directory.capturing, memory=True, keep_running=keep_running)
-            _, below = self._directory.paths(record)
+            below = self._directory.memory_paths(record)
             capture = await within_depth(self._tools.named(record.driver), capture, below)
         except BaseException:
             await to_the_end(self.run_on(record, limit_s))
@@ -225,6 +241,8 @@ class SandboxMachine:
         self.machine = machine
         self.guest = self._tools.guests(machine.endpoint, record.access_token)
         try:
+            if self._tools.layers is not None:
+                await in_thread(self._tools.layers.go_on, self._directory.below)
             async with asyncio.timeout(REATTACH_TIMEOUT_S):
                 if await machine.state() is MachineState.PAUSED:
                     await machine.resume()
@@ -243,6 +261,7 @@ class SandboxMachine:
         machine, self.machine = self.machine, None
         guest, self.guest = self.guest, None
         async with AsyncExitStack() as ends:
+            ends.push_async_callback(in_thread, self._directory.drop_below)
             ends.push_async_callback(self.network.unplug)
             if machine is not None:
                 ends.push_async_callback(machine.kill)

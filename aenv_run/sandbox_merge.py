@@ -43,7 +43,7 @@ class LayerMerge:
     async def _merge(self, record: Record, settle: Callable[[Record], Awaitable[None]]) -> None:
         directory = self._directory
         try:
-            _, memory = directory.paths(record)
+            memory = directory.memory_paths(record)
             driver = self._tools.named(record.driver)
             merged = await driver.merge_memory(memory, directory.merging, eager=True)
             if merged is not None:

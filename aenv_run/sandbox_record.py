@@ -11,7 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -32,10 +32,19 @@ UNKNOWN = SnapshotId("0" * 64)
 
 
 class Layer(Model):
-    """One layer of the disk: a file of the sandbox's directory, and its blob once it is committed."""
+    """One layer of the disk: a file of the sandbox's directory, and its blob once it is committed.
 
-    file: str
+    Without a file it is found anew at each start of a machine: a file of the cache, or served while it is read.
+    """
+
+    file: str | None
     blob: Blob | None = None
+
+    @model_validator(mode="after")
+    def _is_somewhere(self) -> Self:
+        if self.file is None and self.blob is None:
+            raise ValueError("a layer is a file, a blob, or both")
+        return self
 
 
 class MemoryFiles(Model):
@@ -126,7 +135,9 @@ class Record(Model):
 
     def files(self) -> set[str]:
         """Every file name that the record needs."""
-        return {layer.file for layer in self.disk} | set(self.memory.files.values() if self.memory else ())
+        return {layer.file for layer in self.disk if layer.file} | set(
+            self.memory.files.values() if self.memory else ()
+        )
 
 
 @dataclass(frozen=True)
@@ -139,6 +150,11 @@ class SandboxDirectory:
     def machine(self) -> Path:
         """The driver's own directory."""
         return self.root / "machine"
+
+    @property
+    def below(self) -> Path:
+        """What the present machine has open of layers that are no files of the sandbox."""
+        return self.root / "below"
 
     @property
     def capturing(self) -> Path:
@@ -163,11 +179,19 @@ class SandboxDirectory:
         self.machine.mkdir(mode=0o700)
         return self.machine
 
-    def paths(self, record: Record) -> tuple[tuple[Path, ...], dict[str, Path]]:
-        """The disk chain, base first, and the memory files by role, as paths."""
-        disk = tuple(self.root / layer.file for layer in record.disk)
-        memory = {role: self.root / file for role, file in record.memory.files.items()} if record.memory else {}
-        return disk, memory
+    def fresh_below(self) -> Path:
+        """An empty directory for the layers of the next machine."""
+        shutil.rmtree(self.below, ignore_errors=True)
+        self.below.mkdir(mode=0o700)
+        return self.below
+
+    def drop_below(self) -> None:
+        """No machine has them open any more: the cache may let them go."""
+        shutil.rmtree(self.below, ignore_errors=True)
+
+    def memory_paths(self, record: Record) -> dict[str, Path]:
+        """The memory files by role."""
+        return {role: self.root / file for role, file in record.memory.files.items()} if record.memory else {}
 
     def write(self, record: Record) -> None:
         """Replace the record durably (temp, fsync, rename, fsync of the directory). Mode 0600: it has a token."""

@@ -8,15 +8,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver, DriverName, Endpoint
-from aenv_run.errors import DriverUnavailable, RestoreIncompatible
+from aenv_run.errors import AenvError, DriverUnavailable, RestoreIncompatible
 from aenv_run.guest import Guest
 from aenv_run.repository import Repository
 from aenv_run.sandbox_network import NodeNetwork
-from aenv_run.snapshot import MemoryFacts
+from aenv_run.sandbox_record import SandboxDirectory
+from aenv_run.snapshot import Blob, MemoryFacts
 from aenv_run.warm_images import WarmImages
 
 COLD_FIX = "start it from its disk alone: `--cold`, or cold=True in Python"
@@ -53,6 +55,7 @@ class Tools:
     others: Mapping[DriverName, Driver] = field(default_factory=dict)
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
     images: WarmImages | None = None  # None: first boots leave none
+    layers: Layers | None = None  # None: every layer is fetched before a launch
     starts: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(starts_at_once()))
 
     def named(self, name: DriverName) -> Driver:
@@ -61,6 +64,14 @@ class Tools:
         if driver is None:
             raise DriverUnavailable(f"the driver {name} is not part of this build of aenv")
         return driver
+
+    def is_far(self, blob: Blob, driver: Driver) -> bool:
+        """Blocking: whether a layer is read on demand by machines of that driver."""
+        return self.layers is not None and driver.caps.served_layers and self.layers.is_far(blob)
+
+    def troubles(self, directory: SandboxDirectory) -> list[AenvError]:
+        """Why layers of a sandbox's disk cannot be read now. Looks at a small file for each that is served."""
+        return self.layers.troubles(directory.below) if self.layers is not None else []
 
     async def choose(self, memory: MemoryFacts | None, wanted: DriverName | None = None) -> Chosen:
         """For a machine from ``memory``: its maker's driver, which alone can restore it, or RestoreIncompatible.

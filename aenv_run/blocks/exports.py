@@ -113,14 +113,13 @@ class Exports:
         with suppress(OSError):  # the disk may be full: whoever reads gets an error all the same
             _replace(path, trouble.model_dump_json().encode())
 
-    def trouble(self, name: str, since_s: float = 0.0) -> Trouble | None:
+    def trouble(self, name: str) -> Trouble | None:
         """Why the export could not be read the last time that somebody tried; None when it could."""
         try:
             with self._trouble(name.rpartition(".")[0]).open("rb") as file:
-                found = Trouble.model_validate_json(file.read(MAX_BYTES))
+                return Trouble.model_validate_json(file.read(MAX_BYTES))
         except (OSError, ValueError, ValidationError):
             return None
-        return found if found.at_s >= since_s else None
 
     def _path(self, name: str) -> Path:
         if "/" in name or not name or name.startswith("."):

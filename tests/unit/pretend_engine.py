@@ -18,6 +18,7 @@ from pathlib import Path
 
 import httpx
 
+from aenv_run import nbd_client
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import (
     BootSpec,
@@ -29,9 +30,10 @@ from aenv_run.drivers.protocol import (
     Probe,
     RestoreSpec,
 )
-from aenv_run.errors import BootFailed, RestoreIncompatible, SandboxDead
+from aenv_run.errors import BootFailed, RestoreIncompatible, SandboxDead, StoreUnavailable
 from aenv_run.guest import Guest
 from aenv_run.guest.connect import END_OF_STREAM, envelope
+from aenv_run.nbd import DiskLayer, ServedLayer
 from aenv_run.snapshot import MemoryFacts
 from aenv_run.types import Digest, MachineSpec
 
@@ -145,7 +147,9 @@ class PretendMachine:
 class PretendEngine:
     """The driver; ``machines`` are those that live, by port. They outlive a node, as real ones do."""
 
-    caps = Caps(memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=False)
+    caps = Caps(
+        memory_snapshot=True, live_capture=True, shares_memory=True, native_speed=False, served_layers=True
+    )
 
     def __init__(self, name: DriverName = DriverName.QEMU, first_port: int = 20000) -> None:
         self.name = name
@@ -173,7 +177,8 @@ class PretendEngine:
         self.command_gate: asyncio.Event | None = None
         self.launches = itertools.count()
         self.incompatible = False
-        self.disks: list[tuple[Path, ...]] = []
+        self.disks: list[tuple[DiskLayer, ...]] = []
+        self.read: dict[str, bytes] = {}  # the last byte of each served layer
         self.commands: list[str] = []  # the last words of all that guests ran, in order
         self._ports = itertools.count(first_port)
 
@@ -228,7 +233,11 @@ class PretendEngine:
         return bool(found)
 
     async def _start(self, spec: BootSpec, memory: dict[str, str]) -> PretendMachine:
-        assert all(path.is_file() for path in spec.disk), spec.disk
+        for layer in spec.disk:
+            if isinstance(layer, ServedLayer):
+                await self._read(layer)
+            else:
+                assert layer.is_file(), layer
         assert spec.directory.is_dir() and not any(spec.directory.iterdir())
         self.disks.append(spec.disk)
         if self.boot_gate is not None:
@@ -242,6 +251,14 @@ class PretendEngine:
         machine = PretendMachine(spec.directory, Endpoint("127.0.0.1", port), self, memory)
         self.machines[port] = machine
         return machine
+
+    async def _read(self, layer: ServedLayer) -> None:
+        """As a machine reads its disk: what it must have to come up, and the reason is not told."""
+        for at in (0, layer.size_bytes - 1):
+            try:
+                self.read[layer.export] = await asyncio.to_thread(nbd_client.read, layer, at, 1)
+            except StoreUnavailable as error:
+                raise BootFailed("I/O error") from error
 
     def guest(self, endpoint: Endpoint, access_token: str | None) -> Guest:
         """The node's guest factory."""
