@@ -35,9 +35,12 @@ from aenv_build.reports.workflow_commands import on_github
 from aenv_build.running.execute import Workshop
 from aenv_build.running.holding import holding
 from aenv_build.running.secret_values import Secrets
-from aenv_run.config import cache_limit_bytes, open_repository
+from aenv_run.blocks.layers import Layers
+from aenv_run.cache import BlobCache
+from aenv_run.config import cache_limit_bytes, loads_on_demand, open_repository, repository_name
 from aenv_run.paths import Home
 from aenv_run.printable import printable
+from aenv_run.repository import Repository
 
 EPILOG = """\b
 Examples:
@@ -196,10 +199,17 @@ async def _build(options: Options, telling: Telling) -> None:
             lent=lent,
             secrets=secrets,
             hold=holder.hold,
+            layers=_layers(options, repository),
         )
         built = await build_cells(plans, workshop)
     print_result(built, selected, as_json=options.as_json)
     require_all(built)
+
+
+def _layers(options: Options, repository: Repository) -> Layers:
+    cache = BlobCache(options.home.cache, repository)
+    name = repository_name(options.repository, options.home)
+    return Layers.of(options.home, cache, name, on_demand=loads_on_demand())
 
 
 def _telling(options: Options, stack: ExitStack) -> Telling:

@@ -35,6 +35,7 @@ from aenv_build.running.secret_values import Secrets
 from aenv_build.running.staging import GuestFactory, Slots, StagingMachine
 from aenv_build.running.staging_network import NOTHING, Reach, StagingNetwork
 from aenv_build.running.steps import Given, perform
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim
 from aenv_run.catalog import Catalog
@@ -83,6 +84,7 @@ class Workshop:
     mount_limit_bytes: int = MOUNT_LIMIT_BYTES
     lent: Lent = field(default_factory=Lent)
     secrets: Secrets = field(default_factory=Secrets)
+    layers: Layers | None = None
     hold: Callable[[Mapping[SnapshotId, Iterable[str]]], None] = lambda snapshots: None
 
 
@@ -160,7 +162,7 @@ class _Run:
         self._cache = BlobCache(workshop.home.cache, workshop.repository)
         self._network = StagingNetwork(workshop.home)
         machines = workshop.machines or asyncio.Semaphore(max(1, workshop.parallel))
-        self._slots = Slots(machines, directory, self._network, workshop.guests)
+        self._slots = Slots(machines, directory, self._network, workshop.guests, workshop.layers)
         self._committer = Committer(plan, workshop.repository, workshop.architecture, workshop.driver.caps)
         self._mounts = MountStore(workshop.home.cache / "mounts", workshop.mount_limit_bytes)
         self._redactor = Redactor([*workshop.secrets.values.values(), *workshop.lent.passwords])

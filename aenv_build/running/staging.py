@@ -10,11 +10,14 @@ from pathlib import Path
 from typing import TypeAlias
 
 from aenv_build.running.staging_network import NOTHING, Reach, StagingNetwork
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, RestoreSpec
+from aenv_run.errors import CorruptData, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
+from aenv_run.nbd import DiskLayer
 from aenv_run.network import Lease
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.threads import in_thread, to_the_end
@@ -35,6 +38,7 @@ class Slots:
     directory: Path
     network: StagingNetwork
     guests: GuestFactory = Guest
+    layers: Layers | None = None  # None: every layer is fetched before a start
     made: int = 0
 
     def next_directory(self, what: str) -> Path:
@@ -95,20 +99,43 @@ class StagingMachine:
         self._driver = driver
         self._lease = await self._slots.network.plug(driver, self.reach)
         network = self._lease.slot if self._lease else None
-        disk = tuple([await in_thread(cache.path, blob) for blob in self.snapshot.disk])
+        disk = await in_thread(self._disk, driver, cache)
         boot = BootSpec(
             machine, disk, self._directory, self.reach.internet, network, ephemeral=True, timeout_s=BOOT_TIMEOUT_S
         )
+        try:
+            self._machine = await self._begin(driver, cache, boot, restore=restore)
+            self._guest = self._slots.guests(self._machine.endpoint)
+            await self._guest.wait_ready(BOOT_TIMEOUT_S)
+        except (SandboxDead, CorruptData) as error:
+            if self._slots.layers is None or not (troubles := self._slots.layers.troubles(self._below)):
+                raise
+            why = troubles[0]
+            raise type(why)(f"the disk cannot be read: {why.message}", fix=why.fix) from error
+
+    async def _begin(self, driver: Driver, cache: BlobCache, boot: BootSpec, *, restore: bool) -> Machine:
         if restore and self.snapshot.memory is not None:
             files = self.snapshot.memory.files
             memory = {role: await in_thread(cache.path, blob) for role, blob in files.items()}
             self.memory_below, self._memory_files = files, memory
             facts = self.snapshot.memory.facts
-            self._machine = await driver.restore(RestoreSpec(**vars(boot), memory=memory, facts=facts))
-        else:
-            self._machine = await driver.boot(boot)
-        self._guest = self._slots.guests(self._machine.endpoint)
-        await self._guest.wait_ready(BOOT_TIMEOUT_S)
+            return await driver.restore(RestoreSpec(**vars(boot), memory=memory, facts=facts))
+        return await driver.boot(boot)
+
+    @property
+    def _below(self) -> Path:
+        """What it has open of layers that are read on demand."""
+        return self._directory.with_name(f"{self._directory.name}-below")
+
+    def _disk(self, driver: Driver, cache: BlobCache) -> tuple[DiskLayer, ...]:
+        if self._slots.layers is None:
+            return tuple(cache.path(blob) for blob in self.snapshot.disk)
+        self._below.mkdir(mode=0o700)
+        served = driver.caps.served_layers
+        return tuple(
+            self._slots.layers.open(blob, self._below, f"{number:02}", served=served)
+            for number, blob in enumerate(self.snapshot.disk)
+        )
 
     @property
     def guest(self) -> Guest:

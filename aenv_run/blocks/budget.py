@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections import OrderedDict
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from aenv_run.blocks.chunk_file import ChunkFile
+from aenv_run.cache_limit import PARTIAL
+
+COUNTERS = "counters.json"
 
 
 @dataclass
@@ -21,6 +28,25 @@ class Counters:
     fetched_bytes: int = 0
     dropped_bytes: int = 0
     failures: int = 0
+
+
+def read_counters(cache: Path) -> Counters:
+    """What reading by range has come to, of a cache; zeros when there was none."""
+    try:
+        kept = json.loads((cache / PARTIAL / COUNTERS).read_bytes())
+        names = [field.name for field in dataclasses.fields(Counters)]
+        return Counters(**{name: int(kept[name]) for name in names})
+    except (OSError, ValueError, KeyError, TypeError):
+        return Counters()
+
+
+def save_counters(cache: Path, counters: Counters) -> None:
+    """For the next server, and for those who ask. One that cannot be written is lost."""
+    path = cache / PARTIAL / COUNTERS
+    with suppress(OSError):
+        temporary = path.with_suffix(".new")
+        temporary.write_text(json.dumps(dataclasses.asdict(counters)))
+        temporary.replace(path)
 
 
 class Budget:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
-import json
 import logging
 import logging.handlers
 import os
@@ -18,11 +17,10 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from aenv_run.blocks.budget import Counters
+from aenv_run.blocks.budget import read_counters, save_counters
 from aenv_run.blocks.fetch import Fetcher
 from aenv_run.blocks.opening import Repositories
 from aenv_run.blocks.server import BlockServer
-from aenv_run.cache_limit import PARTIAL
 from aenv_run.config import cache_limit_bytes, fills_idle, store_patience_s
 from aenv_run.node_socket import FileLock, listen
 from aenv_run.paths import Home
@@ -33,28 +31,8 @@ IDLE_S = 20.0
 #: How long the start waits for a former server of the same home to end.
 HANDOVER_S = 15.0
 MAX_LOG_BYTES = 2 << 20
-COUNTERS = "counters.json"
 SAVE_S = 2.0
 ALREADY_RUNS = 75
-
-
-def read_counters(cache: Path) -> Counters:
-    """What reading by range has come to, of a cache; zeros when there was none."""
-    try:
-        kept = json.loads((cache / PARTIAL / COUNTERS).read_bytes())
-        return Counters(
-            **{name: int(kept[name]) for name in (field.name for field in dataclasses.fields(Counters))}
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return Counters()
-
-
-def _save(cache: Path, counters: Counters) -> None:
-    path = cache / PARTIAL / COUNTERS
-    with suppress(OSError):
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(dataclasses.asdict(counters)))
-        temporary.replace(path)
 
 
 async def serve(home: Home, idle_s: float = IDLE_S) -> None:
@@ -82,14 +60,14 @@ async def serve(home: Home, idle_s: float = IDLE_S) -> None:
                     await stop.wait()
             if fetcher.counters != saved:
                 saved = dataclasses.replace(fetcher.counters)
-                await asyncio.to_thread(_save, home.cache, saved)
+                await asyncio.to_thread(save_counters, home.cache, saved)
             if not server.connections and time.monotonic() - server.last_use_s > idle_s:
                 log.info("nobody has been connected for %g s: ending", idle_s)
                 break
     finally:
         home.block_socket.unlink(missing_ok=True)
         await server.close()
-        _save(home.cache, fetcher.counters)
+        save_counters(home.cache, fetcher.counters)
 
 
 def _log_to(path: Path) -> None:

@@ -1,13 +1,22 @@
-"""cache show, prune."""
+"""cache show, prefetch, prune."""
 
 from __future__ import annotations
 
+import dataclasses
+from concurrent.futures import ThreadPoolExecutor
+
 import click
 
+from aenv_run.blocks.budget import read_counters
+from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import trim, usage
-from aenv_run.cli.output import json_option, print_json, size
+from aenv_run.cli.arguments import open_catalog
+from aenv_run.cli.output import json_option, print_json, size, spinner
 from aenv_run.config import cache_limit_bytes
 from aenv_run.paths import Home
+
+#: Blobs that are fetched at a time.
+AT_ONCE = 4
 
 
 @click.group()
@@ -20,16 +29,45 @@ def cache() -> None:
 def show(as_json: bool) -> None:
     """Say what the cache takes, and its bound ($AENV_CACHE_MIB).
 
-    Blobs that a sandbox or the repository itself holds too take no space of the cache's own.
+    Blobs that a sandbox or the repository itself holds too take no space of the cache's own. Partial ones are
+    layers that are read on demand; hits and misses count their chunks.
     """
-    found, limit_bytes = usage(Home.default().cache), cache_limit_bytes()
+    root = Home.default().cache
+    found, limit_bytes, counters = usage(root), cache_limit_bytes(), read_counters(root)
     if as_json:
-        print_json({**found.model_dump(), "limit_bytes": limit_bytes})
+        on_demand = dataclasses.asdict(counters)
+        print_json({**found.model_dump(), "limit_bytes": limit_bytes, "on_demand": on_demand})
         return
-    click.echo(f"blobs   {found.blobs}")
-    click.echo(f"warm    {found.warm_images} images of machines that have booted")
-    click.echo(f"own     {size(found.own_bytes)} of at most {size(limit_bytes)}")
-    click.echo(f"shared  {size(found.shared_bytes)}")
+    click.echo(f"blobs      {found.blobs}")
+    click.echo(f"partial    {found.partial_blobs}, {size(found.partial_bytes)}")
+    click.echo(f"warm       {found.warm_images} images of machines that have booted")
+    click.echo(f"own        {size(found.own_bytes)} of at most {size(limit_bytes)}")
+    click.echo(f"shared     {size(found.shared_bytes)}")
+    click.echo(
+        f"on demand  {counters.hits} hits, {counters.misses} misses ({counters.shared} shared), "
+        f"{counters.read_ahead} read ahead; {size(counters.fetched_bytes)} in {counters.fetches} fetches, "
+        f"{size(counters.dropped_bytes)} dropped, {counters.failures} failed"
+    )
+
+
+@cache.command(epilog="\b\nExample:\n  aenv cache prefetch swe-task:3")
+@click.argument("reference")
+@json_option
+def prefetch(reference: str, as_json: bool) -> None:
+    """Fetch all of a snapshot ahead, so that its launches open files and read nothing over a network."""
+    names, home = open_catalog(), Home.default()
+    snapshot = names.repository.snapshot(names.resolve(reference).snapshot_id)
+    blobs = list(dict.fromkeys(snapshot.blobs()))
+    local = BlobCache(home.cache, names.repository)
+    missing = [blob for blob in blobs if not local.holds(blob)]
+    with spinner(f"fetching {len(missing)} blobs"), ThreadPoolExecutor(AT_ONCE) as pool:
+        for _ in pool.map(local.path, missing):
+            pass
+    fetched_bytes = sum(blob.size_bytes for blob in missing)
+    if as_json:
+        print_json({"blobs": len(blobs), "fetched": len(missing), "fetched_bytes": fetched_bytes})
+        return
+    click.echo(f"{len(blobs)} blobs, {len(missing)} of them fetched now ({size(fetched_bytes)})")
 
 
 @cache.command(epilog="\b\nExamples:\n  aenv cache prune\n  aenv cache prune --all")

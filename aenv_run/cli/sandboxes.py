@@ -32,7 +32,7 @@ from aenv_run.node_wire import (
     SandboxInfo,
     TimeoutRequest,
 )
-from aenv_run.printable import printable_lines
+from aenv_run.printable import printable, printable_lines
 
 ttl_option = click.option(
     "--ttl", default="5m", show_default=True, metavar="TIME", help="How long it may live: 300, 90s, 5m, 2h."
@@ -134,6 +134,9 @@ def list_sandboxes(everything: bool, as_json: bool) -> None:
         for info in shown
     ]
     print_table(columns + (["REASON"] if everything else []), rows, empty="no sandboxes (`aenv start SNAPSHOT`)")
+    for info in shown:
+        for warning in info.warnings:
+            click.echo(f"warning: {info.sandbox_id}: {warning.code}: {printable(warning.message)}", err=True)
 
 
 async def _list_without_starting() -> list[SandboxInfo]:

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from aenv_run import disk
+from aenv_run.blocks.budget import read_counters
 from aenv_run.blocks.exports import Export, Exports
-from aenv_run.blocks.process import read_counters
 from aenv_run.blocks.starting import BlockServerProcess
 from aenv_run.chunk_table import CHUNK_BYTES
 from aenv_run.drivers.protocol import MachineState

@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from aenv_run.blocks.budget import read_counters
 from aenv_run.blocks.exports import Export, Exports
 from aenv_run.blocks.fetch import Fetcher
 from aenv_run.blocks.opening import Repositories
-from aenv_run.blocks.process import read_counters
 from aenv_run.blocks.server import BlockServer
 from aenv_run.blocks.starting import BlockServerProcess
 from aenv_run.cache import BlobCache
