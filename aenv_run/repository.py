@@ -276,7 +276,7 @@ class Repository:
         """Its blobs, then its manifest. ``watch`` began before anybody looked at what is there."""
         given = {one.blob.digest: one.table for one in described}
         tables = {one.blob.chunks: one for one in described if one.blob.chunks is not None}
-        for _ in range(RACE_TRIES):
+        for attempt in range(RACE_TRIES):
             try:
                 for needed in dict.fromkeys(snapshot.blobs()):
                     if needed.digest in files:
@@ -286,7 +286,10 @@ class Repository:
                     else:
                         self.require_blob(needed)
             except CorruptData as error:
-                if watch.quiet():
+                if not watch.quiet():
+                    watch.wait()
+                    continue
+                if attempt == 0:
                     raise
                 raise Conflict(f"{error.message}: it was collected as garbage just now", fix="try again") from None
             if watch.quiet():

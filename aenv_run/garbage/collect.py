@@ -120,7 +120,7 @@ class _Collection:
         self._dead: frozenset[str] = frozenset()
         self._counts = _Counts()
         self._last: Survey | None = None
-        self._places = [f"{under}{first:02x}" for under in BLOBS for first in range(256)]
+        self._places = [f"{under}{first:x}" for under in BLOBS for first in range(16)]
 
     def run(self) -> Collected:
         """All of it."""
@@ -207,6 +207,8 @@ class _Collection:
         """Those that no manifest needs that is left. Places that are done are not looked at again."""
         needed = {digest for id in found.manifests for digest in self._surveyor.needs(id).blobs}
         while self._places:
+            if self._timing.clock_s() > self._until_s:
+                raise _BatchOver
             for info in self._unneeded(found, needed, self._places[0]):
                 self._delete(info.key)
                 self._counts.blobs += 1
