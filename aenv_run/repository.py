@@ -285,7 +285,7 @@ class Repository:
                         self.blobs.put_table(one.blob, one.table)
                     else:
                         self.require_blob(needed)
-            except CorruptData as error:
+            except (CorruptData, NotFound) as error:
                 if not watch.quiet():
                     watch.wait()
                     continue
