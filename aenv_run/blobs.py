@@ -264,19 +264,27 @@ class Blobs:
 
 @contextmanager
 def packed_file(
-    path: Path, scratch: Path, blob: Blob, table: ChunkTable | None, told: Callable[[int], None] = lambda _: None
+    path: Path,
+    scratch: Path,
+    blob: Blob,
+    table: ChunkTable | None,
+    told: Callable[[int], None] = lambda _: None,
+    *,
+    worth_bytes: int | None = None,
 ) -> Iterator[Path | None]:
-    """The packed form of a file, in ``scratch`` until the end; None where packing does not save enough.
+    """The packed form of a file, in ``scratch`` until the end; None where it is larger than ``worth_bytes``.
 
     ``CorruptData`` if the file is not what the table says; without a table the caller compares the result.
     """
+    if worth_bytes is None:
+        worth_bytes = int(blob.size_bytes * (1 - MIN_SAVED))
     target = scratch / f".packed-{blob.digest.hex}-{secrets.token_hex(4)}"
     try:
         with path.open("rb") as source, target.open("xb") as file:
             size = pack(source.fileno(), blob.size_bytes, file.fileno(), table, told)
         if size is None:
             raise CorruptData(f"{path} is not blob {blob.digest}, as which it was to be packed", fix=RESTORE_FIX)
-        yield target if size <= blob.size_bytes * (1 - MIN_SAVED) else None
+        yield target if size <= worth_bytes else None
     finally:
         target.unlink(missing_ok=True)
 

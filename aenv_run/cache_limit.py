@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Literal
 
 from aenv_run.errors import from_os
-from aenv_run.types import Model
+from aenv_run.types import Digest, Model
 
 DEFAULT_LIMIT_BYTES = 20 << 30
 #: Whoever asked for a path has this long to open it or to link it.
@@ -115,6 +115,25 @@ def trim(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S) -> Trimmed:
                 removed += 1
                 freed_bytes += entry.own_bytes
         return Trimmed(removed=removed, freed_bytes=freed_bytes, left=usage(root))
+
+
+def let_go(root: Path, digest: Digest, same: os.stat_result, unused_s: float, *, dry_run: bool = False) -> bool:
+    """Drop the cache's name of that very file if nobody has asked the cache for it within ``unused_s``.
+
+    Whether it was dropped, or with ``dry_run`` would be.
+    """
+    path = root / "blobs" / digest.hex[:2] / digest.hex
+    mark = root / "verified" / digest.hex[:2] / digest.hex
+    with alone(root), suppress(FileNotFoundError):
+        if os.path.samestat(path.lstat(), same):
+            with suppress(FileNotFoundError):
+                if mark.stat().st_mtime > time.time() - unused_s:
+                    return False
+            if not dry_run:
+                path.unlink()
+                mark.unlink(missing_ok=True)
+            return True
+    return False
 
 
 def _entries(root: Path) -> Iterator[_Entry]:

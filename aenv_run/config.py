@@ -18,6 +18,9 @@ from aenv_run.store.s3_place import S3Place
 
 REPOSITORY_VARIABLE = "AENV_REPOSITORY"
 CACHE_VARIABLE = "AENV_CACHE_MIB"
+PACK_VARIABLE = "AENV_PACK_AFTER_H"
+#: So that what a daily job uses is never packed.
+DEFAULT_PACK_AFTER_H = 48
 WARM_VARIABLE = "AENV_FIRST_BOOT_WARMS"
 ON_DEMAND_VARIABLE = "AENV_ON_DEMAND"
 FILL_VARIABLE = "AENV_BACKGROUND_FILL"
@@ -72,6 +75,16 @@ def cache_limit_bytes() -> int:
     if not re.fullmatch(r"[0-9]{1,9}", text):
         raise InvalidInput(f"{CACHE_VARIABLE} is {text[:40]!r}", fix="write a whole number of MiB, such as 20480")
     return int(text) << 20
+
+
+def pack_after_s() -> float | None:
+    """How long a raw blob is unused before the node packs it: $AENV_PACK_AFTER_H, or 48 hours. ``off``: None."""
+    text = os.environ.get(PACK_VARIABLE) or str(DEFAULT_PACK_AFTER_H)
+    if text == "off":
+        return None
+    if not re.fullmatch(r"[0-9]{1,6}", text):
+        raise InvalidInput(f"{PACK_VARIABLE} is {text[:40]!r}", fix="write a whole number of hours, or off")
+    return int(text) * 3600.0
 
 
 def first_boot_warms() -> bool:

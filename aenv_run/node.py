@@ -27,6 +27,7 @@ from aenv_run.config import (
     first_boot_warms,
     loads_on_demand,
     open_repository,
+    pack_after_s,
     repository_name,
 )
 from aenv_run.drivers.protocol import Endpoint
@@ -35,6 +36,7 @@ from aenv_run.errors import AenvError
 from aenv_run.guest import Guest
 from aenv_run.node_api import Service, make_app
 from aenv_run.node_core import Node
+from aenv_run.node_packing import NodePacking
 from aenv_run.node_socket import FileLock, listen
 from aenv_run.node_wire import known
 from aenv_run.paths import Home
@@ -129,6 +131,7 @@ async def _work(
     """Begin, then keep the TTLs, then end when idle."""
     node: Node | None = None
     try:
+        packing = NodePacking(home, repository_url, pack_after_s())
         tools, selected = await open_tools(home, repository_url, driver_name)
         node = Node(home, tools)
         await node.reconcile()
@@ -141,6 +144,7 @@ async def _work(
         stop.set()
         return
     service.begin(node, selected)
+    packer = asyncio.create_task(packing.run())
     log.info("ready: %s", selected.why)
     try:
         await keep_time(node, lambda: service.in_flight > 0, idle_s=idle_s)
@@ -149,7 +153,9 @@ async def _work(
         log.exception("the reaper failed; the next node goes on")
         raise
     finally:
+        packer.cancel()
         stop.set()
+        await asyncio.wait([packer])
 
 
 async def keep_time(node: Node, busy: Callable[[], bool], *, idle_s: float) -> None:

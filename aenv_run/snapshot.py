@@ -127,7 +127,7 @@ class Snapshot(Model):
     @model_validator(mode="after")
     def _of_its_format(self) -> Self:
         on_pause = self.hooks is not None and bool(self.hooks.on_pause)
-        chunked = any(blob.chunks is not None for blob in self._files())
+        chunked = any(blob.chunks is not None for blob in self.files())
         if self.format != _format(self.hooks is not None, on_pause, chunked):
             raise ValueError(
                 "format 2 is that of snapshots with hooks, 3 with on_pause, 4 with chunk tables, "
@@ -151,9 +151,10 @@ class Snapshot(Model):
 
     def blobs(self) -> tuple[Blob, ...]:
         """Every blob that the snapshot needs: disk, memory, then their chunk tables."""
-        return self._files() + tuple(blob.table for blob in self._files() if blob.table)
+        return self.files() + tuple(blob.table for blob in self.files() if blob.table)
 
-    def _files(self) -> tuple[Blob, ...]:
+    def files(self) -> tuple[Blob, ...]:
+        """Every blob that a machine uses: disk, then memory, without their chunk tables."""
         return self.disk + (tuple(self.memory.files.values()) if self.memory else ())
 
 

@@ -13,7 +13,7 @@ BYTES = tuple(
     f"aenv_run.{part}"
     for part in (
         *("store", "repository", "catalog", "cache", "check", "gc", "blocks"),
-        *("blobs", "packed", "chunks", "chunk_table", "describe"),
+        *("blobs", "packed", "chunks", "chunk_table", "describe", "packing"),
     )
 )
 MACHINES = tuple(

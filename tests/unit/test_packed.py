@@ -29,6 +29,7 @@ from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name
 from tests.bytes_half import capture, commit, draft
+from tests.style.source import ROOT
 
 RANDOM = random.Random(2)
 TEXT = b"".join(b"%d lines of text\n" % number for number in range(100_000))
@@ -65,6 +66,18 @@ def wire(tmp_path: Path) -> Wire:
 def frames(data: bytes) -> list[bytes]:
     index = PackedIndex.parse(data[: index_bytes(len(CONTENT))], "it")
     return [data[index.offsets[number] : index.offsets[number + 1]] for number in range(index.count)]
+
+
+def test_the_documented_example(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "snapshot-format.md").read_text()
+    after = text.split("A blob of 262144 zeros and `aenv chunk` has the table", 1)[1].split("```")
+    table, packed = (bytes.fromhex("".join(after[number].split())) for number in (1, 3))
+    path = tmp_path / "blob"
+    path.write_bytes(bytes(262144) + b"aenv chunk")
+    (one,) = describe([path])
+    assert one.table is not None and one.table.encoded() == table
+    with packed_file(path, tmp_path, one.blob, one.table) as made:
+        assert made is not None and made.read_bytes() == packed and len(packed) == 50
 
 
 def test_the_bytes_are_as_documented(wire: Wire) -> None:
