@@ -23,10 +23,10 @@ from aenv_run.store.identity import FileIdentity
 from aenv_run.store.posix_files import as_key, opened_source
 from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
 from aenv_run.store.s3_conditions import PROBE_KEY, Conditions, unresolved
-from aenv_run.store.s3_errors import is_absent, is_precondition
+from aenv_run.store.s3_errors import changed_on_its_way, is_absent, is_precondition
 from aenv_run.store.s3_place import S3Place
 from aenv_run.store.s3_read import read_range, reader_of, small
-from aenv_run.store.s3_requests import Mark, Patience, S3Requests, Sent
+from aenv_run.store.s3_requests import SENDINGS, Mark, Patience, S3Requests, Sent
 from aenv_run.store.s3_upload import PART_BYTES, begun, changed, read_exactly, upload_parts
 
 if TYPE_CHECKING:
@@ -257,14 +257,17 @@ class S3Store:
                 **condition,  # type: ignore[arg-type]
             )
 
-        try:
-            answer = self._requests.ask(
-                f"storing {key}", put, expect=lambda error: is_precondition(error) or is_absent(error)
-            )
-        except ClientError:
-            return self._who_won(key, mark, lost_answer=tries > 1)
-        sent.require_stored(answer["ETag"], answer.get("ServerSideEncryption", ""), f"{key} in {self.place}")
-        return True
+        for _ in range(SENDINGS):
+            try:
+                answer = self._requests.ask(
+                    f"storing {key}", put, expect=lambda error: is_precondition(error) or is_absent(error)
+                )
+            except ClientError:
+                return self._who_won(key, mark, lost_answer=tries > 1)
+            if sent.is_stored(answer["ETag"], answer.get("ServerSideEncryption", "")):
+                return True
+            condition = {"IfMatch": answer["ETag"]} if self.conditional else {}  # it is ours, and wrong
+        raise changed_on_its_way(f"{key} in {self.place}")
 
     def _who_won(self, key: StoreKey, mark: Mark, *, lost_answer: bool) -> bool | None:
         """After a condition did not hold: whether it was we who had changed it; None if nobody has.

@@ -41,10 +41,9 @@ _PASSING_CODES = {
     "ServiceUnavailable",
     "OperationAborted",
     "ConditionalRequestConflict",
-    "BadDigest",  # bytes that changed on their way: they are sent again
-    "XAmzContentSHA256Mismatch",
-    "IncompleteBody",
 }
+#: Bytes that changed on their way: they are sent again.
+_DAMAGED = {"BadDigest", "InvalidDigest", "XAmzContentSHA256Mismatch", "IncompleteBody"}
 _WRONG_KEY = {
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
@@ -95,7 +94,7 @@ def is_unknown_to_store(error: ClientError) -> bool:
 def is_passing(error: Exception) -> bool:
     """Whether the same request may succeed in a moment."""
     if isinstance(error, ClientError):
-        return status_of(error) in _PASSING_STATUS or code_of(error) in _PASSING_CODES
+        return status_of(error) in _PASSING_STATUS or code_of(error) in _PASSING_CODES | _DAMAGED
     return isinstance(error, HTTPClientError) and not isinstance(error, SSLError)
 
 
@@ -129,6 +128,14 @@ def explained(error: Exception, doing: str, place: S3Place) -> AenvError:
     return StoreUnavailable(f"{what}: {type(error).__name__}", fix="try again")
 
 
+def changed_on_its_way(what: str) -> CorruptData:
+    """Sent several times and never stored as it was."""
+    return CorruptData(
+        f"{what}: the store has other bytes than were sent, again and again",
+        fix="look at proxies between here and the store, and at the store's disks",
+    )
+
+
 def no_region(place: S3Place) -> InvalidInput:
     """There must be a region, also where the store has only one."""
     return InvalidInput(
@@ -154,24 +161,24 @@ def _refused(error: ClientError, what: str, place: S3Place) -> AenvError:
             f"{said}: there is no bucket {place.bucket}",
             fix="create it, or correct the URL (for own servers mostly addressing=path)",
         )
+    if code in _FULL or status == 507:
+        return NoSpace(f"{said}: it is full", fix="free space there, or have its quota raised")
     if status in (401, 403):
         return Unauthenticated(
             f"{said}: these credentials may not do that",
             fix=f"allow GetObject, PutObject, DeleteObject, AbortMultipartUpload, ListBucket on {place.bucket}, "
             "or use other credentials",
         )
-    if code in _FULL or status == 507:
-        return NoSpace(f"{said}: it is full", fix="free space there, or have its quota raised")
     if code == "EntityTooLarge":
         return TooLarge(f"{said}: the object is too large for it", fix="use a store with larger objects")
     if status == 404 or code == "NoSuchKey":
         return NotFound(said)
     if is_unknown_to_store(error):
         return Unsupported(f"{said}: it does not have that", fix="use another store; see docs/repositories.md")
+    if code in _DAMAGED:
+        return changed_on_its_way(said)
     if is_passing(error):
         return StoreUnavailable(said, fix="try again; the store may be overloaded")
-    if code in ("BadDigest", "InvalidDigest"):
-        return CorruptData(said, fix="bytes change on their way: look at proxies in between")
     return StoreUnavailable(said, fix="look at the server's log; is this URL that of an S3 API?")
 
 

@@ -17,7 +17,6 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader
 
-from aenv_run.errors import StoreUnavailable
 from aenv_run.store.s3_errors import code_of, explained, is_passing, is_unreached, no_region, status_of
 from aenv_run.store.s3_place import Addressing, S3Place
 
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+#: So often bytes that changed on their way are sent again; some servers do not look at Content-MD5.
+SENDINGS = 3
 #: What is stored with an object, so that a writer whose answer was lost knows its own write again.
 _NONCE, _AFTER = "aenv-nonce", "aenv-after"
 #: So many writes over his own a writer may come late; metadata may have 2 KB.
@@ -61,11 +62,10 @@ class Sent:
         """As the header has it."""
         return base64.b64encode(self.md5).decode()
 
-    def require_stored(self, etag: str, encrypted: str, what: str) -> None:
-        """``StoreUnavailable`` if the store says that it has other bytes. Of encrypted ones it cannot tell."""
+    def is_stored(self, etag: str, encrypted: str) -> bool:
+        """False if the store says that it has other bytes. Of encrypted ones it cannot tell."""
         told = etag.strip('"').lower()
-        if len(told) == 32 and told != self.md5.hex() and not encrypted.startswith("aws:kms"):
-            raise StoreUnavailable(f"{what}: the store has other bytes than were sent", fix="try again")
+        return len(told) != 32 or told == self.md5.hex() or encrypted.startswith("aws:kms")
 
 
 class S3Requests:

@@ -12,8 +12,8 @@ from botocore.exceptions import ClientError
 
 from aenv_run.errors import AenvError, InvalidInput, TooLarge
 from aenv_run.store.protocol import StoreKey
-from aenv_run.store.s3_errors import code_of, is_precondition
-from aenv_run.store.s3_requests import Mark, S3Requests, Sent
+from aenv_run.store.s3_errors import changed_on_its_way, code_of, is_precondition
+from aenv_run.store.s3_requests import SENDINGS, Mark, S3Requests, Sent
 
 #: What the API allows: parts of an upload, bytes of an object. A single PUT may have 5 GiB and never has here.
 MAX_PARTS, MAX_OBJECT_BYTES = 10_000, 5 << 40
@@ -32,19 +32,21 @@ class Upload:
     def send(self, fd: int, number: int, offset: int, length: int) -> str:
         """Store part ``number`` (from 1); its ETag. One part of memory is used."""
         sent = Sent.of(read_exactly(fd, offset, length, self.key))
-        answer = self.requests.ask(
-            f"storing part {number} of {self.key}",
-            lambda client: client.upload_part(
-                Bucket=self.requests.place.bucket,
-                Key=self.requests.name(self.key),
-                UploadId=self.id,
-                PartNumber=number,
-                Body=sent.data,
-                ContentMD5=sent.content_md5,
-            ),
-        )
-        sent.require_stored(answer["ETag"], answer.get("ServerSideEncryption", ""), f"part {number} of {self.key}")
-        return answer["ETag"]
+        for _ in range(SENDINGS):
+            answer = self.requests.ask(
+                f"storing part {number} of {self.key}",
+                lambda client: client.upload_part(
+                    Bucket=self.requests.place.bucket,
+                    Key=self.requests.name(self.key),
+                    UploadId=self.id,
+                    PartNumber=number,
+                    Body=sent.data,
+                    ContentMD5=sent.content_md5,
+                ),
+            )
+            if sent.is_stored(answer["ETag"], answer.get("ServerSideEncryption", "")):
+                return answer["ETag"]
+        raise changed_on_its_way(f"part {number} of {self.key} in {self.requests.place}")
 
     def complete(self, etags: dict[int, str], *, exclusive: bool) -> bool | None:
         """Make the object. False if the key was taken meanwhile; None if an earlier try may have made it."""

@@ -19,7 +19,7 @@ from aenv_run.store.s3_place import S3Place
 
 BUCKET, REGION = "aenv-tests", "us-east-1"
 #: moto asks for some credentials and checks none.
-CREDENTIALS = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
+CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key-of-the-test", "AWS_SECRET_ACCESS_KEY": "secret-of-the-test"}
 
 
 @dataclass(frozen=True)

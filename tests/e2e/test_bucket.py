@@ -1,0 +1,78 @@
+"""A repository in a bucket: built into by one home, started from by another, checked, never a secret shown."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from aenv_run.paths import Home
+from tests.e2e.conftest import ROOT, environment, node_home
+from tests.e2e.test_build import make_base
+from tests.e2e.test_build import pytestmark as pytestmark
+from tests.s3.server import CREDENTIALS, Server
+
+RECIPE = """
+version: 1
+name: small
+base: {archive: root.tar}
+machine: {memory: 256MiB, disk: 64MiB}
+steps:
+  - {id: text, write: {/srv/text: "of the first home\\n"}}
+  - {id: state, run: "cp /srv/text /srv/copied"}
+outputs: [{from: state, name: small, tags: [latest], memory: true}]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="aenv-e2e-", dir=tmp_path_factory.getbasetemp()) as name:
+        make_base(Path(name) / "root.tar")
+        (Path(name) / "recipe.yaml").write_text(RECIPE)
+        yield Path(name)
+
+
+def run(home: Home, url: str, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    """A command of a home whose repository is ``url``."""
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        env={**environment(home), "AENV_REPOSITORY": url},
+        check=False,
+    )
+    assert done.returncode == code, (command, done)
+    assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
+    return done
+
+
+def test_built_by_one_home_and_started_by_another(s3_server: Server, folder: Path) -> None:
+    url = s3_server.url(uuid4().hex)
+    with node_home(folder) as first:
+        built = run(first, "", "aenv_build.cli", str(folder / "recipe.yaml"), "--json", "--repository", url)
+        again = run(first, "", "aenv_build.cli", str(folder / "recipe.yaml"), "--json", "--repository", url)
+        ids = [json.loads(done.stdout)["outputs"][0]["snapshot_id"] for done in (built, again)]
+        assert ids[0] == ids[1]
+        assert not first.repository.exists()
+    with node_home(folder) as second:
+        sandbox = run(second, url, "aenv_run.cli", "start", "small").stdout.strip()
+        said = run(second, url, "aenv_run.cli", "exec", sandbox, "--", "cat", "/srv/copied")
+        assert said.stdout == "of the first home\n"
+        made = run(second, url, "aenv_run.cli", "snapshot", "create", sandbox, "--name", "grown").stdout.strip()
+        assert made == "grown:1"
+        listed = run(second, url, "aenv_run.cli", "catalog", "ls").stdout
+        assert "small:1" in listed and "grown:1" in listed
+        assert json.loads(run(second, url, "aenv_run.cli", "check", "--deep", "--json").stdout)["problems"] == []
+        refused = run(second, s3_server.url("elsewhere"), "aenv_run.cli", "ls", code=65)
+        assert "`aenv node stop`" in refused.stderr
+        log = second.node_log.read_text()
+        assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in log
+        assert not second.repository.exists()
