@@ -27,7 +27,7 @@ from aenv_run.paths import Home
 
 log = logging.getLogger(__name__)
 
-IDLE_S = 20.0
+IDLE_S = 2.0
 #: How long the start waits for a former server of the same home to end.
 HANDOVER_S = 15.0
 MAX_LOG_BYTES = 2 << 20
