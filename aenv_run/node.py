@@ -144,7 +144,7 @@ async def _work(
         stop.set()
         return
     service.begin(node, selected)
-    packer = asyncio.create_task(packing.run())
+    packer = asyncio.create_task(packing.run() if tools.repository.store.has_files else asyncio.sleep(0))
     log.info("ready: %s", selected.why)
     try:
         await keep_time(node, lambda: service.in_flight > 0, idle_s=idle_s)

@@ -30,6 +30,7 @@ COMMANDS: Table = {
     "catalog": ("catalog", "catalog", "named snapshots: list, show, tag, promote, roll back, remove"),
     "check": ("check", "check", "is the repository whole"),
     "gc": ("gc", "gc", "delete snapshots and blobs that nothing needs"),
+    "du": ("du", "du", "what names and versions take in the repository"),
     "pack": ("pack", "pack", "compress what has not been used for a while"),
     "cache": ("cache", "cache", "blobs that are local to this machine: show, prune"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
