@@ -6,12 +6,13 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from typing import Literal
 
 from aenv_run.blobs import Stored
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.chunk_table import ChunkTable
-from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
+from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.leases import read_lease
 from aenv_run.garbage.state import MAX_STATE_BYTES, STATE_KEY, GcState
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
@@ -28,9 +29,13 @@ Kind = Literal[
     "wrong_size",
     "damaged_blob",
     "unknown_file",
+    "unavailable",
+    "unknown_format",
 ]
 
 
+#: How often one that met a garbage collector begins again.
+CHECK_TRIES = 3
 COUNTS = (
     "snapshots",
     "unreferenced_snapshots",
@@ -77,6 +82,18 @@ def check(repository: Repository, *, deep: bool = False) -> Report:
     Not problems, only counted: blobs and snapshots that nothing refers to, temporaries of writers, and tags
     whose version was removed.
     """
+    for _ in range(CHECK_TRIES):
+        watch = repository.gate.watch()
+        report = look(repository, deep=deep)
+        if report.ok or watch.quiet():
+            break
+        with suppress(AenvError):  # a collector at work: what went while we looked looks as if it were missing
+            repository.gate.wait_until_free(heal=False)
+    return report
+
+
+def look(repository: Repository, *, deep: bool = False) -> Report:
+    """As ``check``, once, whoever collects garbage meanwhile: for one who holds the lock."""
     return _Check(repository, deep=deep).run()
 
 
@@ -111,6 +128,11 @@ class _Check:
     def _problem(self, kind: Kind, key: str, detail: str) -> None:
         self._problems.append(Problem(kind=kind, key=key, detail=detail))
 
+    def _failed(self, kind: Kind, key: str, error: AenvError, more: str = "") -> None:
+        """What could not be read; neither a store that does not answer nor a newer format is damage."""
+        known: Kind = "unknown_format" if isinstance(error, Unsupported) else kind
+        self._problem("unavailable" if error.retryable else known, key, error.message + more)
+
     def _ref(self, key: StoreKey) -> None:
         reader = _ref_reader(key)
         if reader is None:
@@ -118,7 +140,7 @@ class _Check:
         try:
             reader(self, key)
         except AenvError as error:
-            self._problem("unreadable_ref", key, error.message)
+            self._failed("unreadable_ref", key, error)
 
     def _version_ref(self, key: StoreKey) -> None:
         if (record := self._repository.read_ref(key, VersionRecord)) is not None:
@@ -172,7 +194,7 @@ class _Check:
                 continue  # collected meanwhile
             except AenvError as error:
                 found[id] = None
-                self._problem("unreadable_manifest", f"snapshots/{id[:2]}/{id}", error.message)
+                self._failed("unreadable_manifest", f"snapshots/{id[:2]}/{id}", error)
                 continue
             for blob in snapshot.blobs():
                 self._needed.setdefault(blob, set()).add(id.short)
@@ -206,7 +228,7 @@ class _Check:
             except NotFound:
                 pass
             except AenvError as error:
-                self._problem("unreadable_manifest", key, error.message)
+                self._failed("unreadable_manifest", key, error)
             return True
         if not key.startswith("leases/"):
             return False
@@ -219,7 +241,7 @@ class _Check:
             else:
                 read_lease(self._repository, info)
         except AenvError as error:
-            self._problem("unreadable_lease", key, error.message)
+            self._failed("unreadable_lease", key, error)
         return True
 
     def _references(self, snapshots: dict[SnapshotId, Snapshot | None]) -> None:
@@ -265,7 +287,7 @@ class _Check:
             if self._repository.blobs.find(blob.digest) is None and self._users_left(blob):
                 self._problem("missing_blob", key, need)
         except AenvError as error:
-            self._problem("damaged_blob", key, f"{error.message}; {need}")
+            self._failed("damaged_blob", key, error, f"; {need}")
 
     def _users_left(self, blob: Blob) -> bool:
         """Whether a snapshot that needs it is still there."""
@@ -282,7 +304,7 @@ class _Check:
             return self._repository.blobs.table(blob)
         except AenvError as error:
             if blob.chunks is not None and self._is_whole(blob):
-                self._problem("damaged_blob", self._repository.blob_key(blob.chunks), f"{error.message}; {need}")
+                self._failed("damaged_blob", self._repository.blob_key(blob.chunks), error, f"; {need}")
             return None
 
     def _is_whole(self, blob: Blob) -> bool:

@@ -4,18 +4,29 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.check import Report
 from aenv_run.check import check as examine
 from aenv_run.cli.output import json_option, print_json, print_table, size, spinner
 from aenv_run.config import open_repository
 from aenv_run.errors import CorruptData
+from aenv_run.garbage.repair import repair
 from aenv_run.paths import Home
+from aenv_run.printable import printable
 
 
-@click.command(epilog="\b\nExamples:\n  aenv check\n  aenv check --deep --json")
+@click.command(epilog="\b\nExamples:\n  aenv check\n  aenv check --deep --json\n  aenv check --deep --repair")
 @click.option("--deep", is_flag=True, help="Also digest every blob that a snapshot needs (reads all of them).")
+@click.option(
+    "--repair", "repairing", is_flag=True, help="Move what is damaged, and what needs it, to quarantine/."
+)
 @json_option
-def check(deep: bool, as_json: bool) -> int:
-    """Say whether the repository is whole. Reads only. Exit code 74 when something is damaged or missing."""
+def check(deep: bool, repairing: bool, as_json: bool) -> int:
+    """Say whether the repository is whole. Exit code 74 when something is damaged or missing.
+
+    Reads only, but with --repair: then nothing is deleted, and what is left is whole.
+    """
+    if repairing:
+        return _repair(deep, as_json)
     with spinner("reading the repository"):
         report = examine(open_repository(None, Home.default()), deep=deep)
     if as_json:
@@ -32,6 +43,34 @@ def check(deep: bool, as_json: bool) -> int:
     if report.ok:
         click.echo(click.style("whole", fg="green", bold=True))
         return 0
+    _table(report)
+    click.echo("aenv check --repair moves it away, and says what to do next", err=True)
+    return CorruptData.exit_code
+
+
+def _repair(deep: bool, as_json: bool) -> int:
+    with spinner("repairing the repository"):
+        done = repair(
+            open_repository(None, Home.default()),
+            deep=deep,
+            tell=lambda line: click.echo(printable(line), err=True),
+        )
+    code = 0 if done.report.ok else CorruptData.exit_code
+    if as_json:
+        print_json({**done.model_dump(mode="json"), "next_steps": list(done.next_steps)})
+        return code
+    if done.moved:
+        print_table(["MOVED", "TO", "WHY"], [[one.key, one.to, one.why] for one in done.moved])
+    for step in done.next_steps:
+        click.echo(f"next: {step}")
+    if done.report.ok:
+        click.echo(click.style("whole", fg="green", bold=True))
+    else:
+        click.echo("left, to be removed with the store's own tools:")
+        _table(done.report)
+    return code
+
+
+def _table(report: Report) -> None:
     rows = [[problem.kind.replace("_", " "), problem.key, problem.detail] for problem in report.problems]
     print_table(["PROBLEM", "OBJECT", "DETAIL"], rows)
-    return CorruptData.exit_code

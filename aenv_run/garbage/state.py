@@ -18,7 +18,7 @@ from aenv_run.types import Model
 
 STATE_KEY = StoreKey("leases/gc")
 MAX_STATE_BYTES = 64 << 10
-Work = Literal["gc", "repair"]
+Work = Literal["gc", "repair", "pack"]
 
 
 def boot_clock_s() -> float:
@@ -75,8 +75,8 @@ class Gate:
         """From now on."""
         return Watch(self)
 
-    def wait_until_free(self) -> bytes | None:
-        """The state, once nobody deletes. A collector that shows no life any more loses its lock.
+    def wait_until_free(self, *, heal: bool = True) -> bytes | None:
+        """The state, once nobody deletes. A collector that shows no life any more loses its lock with ``heal``.
 
         ``StoreUnavailable`` when it takes longer than a writer waits; everything is as it was then.
         """
@@ -86,12 +86,14 @@ class Gate:
         while True:
             data = self.read()
             held_by = owner_of(data)
-            if data is None or held_by is None:
+            if data is None or held_by is None or (held_by is UNREADABLE and not heal):
                 return data
             now_s = self.timing.clock_s()
             if data != last:
                 last, since_s = data, now_s
             if self.is_over(held_by, now_s - since_s):
+                if not heal:
+                    return data
                 self.store.swap(STATE_KEY, new_state(None), expected=data)
                 continue
             if now_s - begun_s > self.timing.patience_s:

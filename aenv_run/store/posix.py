@@ -35,6 +35,7 @@ from aenv_run.store.sparse import copy_sparse, write_at
 
 _TEMPORARY = ".tmp"
 _LOCK = ".lock"
+_ASIDE = ".aside"
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EACCES, errno.EMLINK, errno.EOPNOTSUPP, errno.EROFS}
 _MAX_DEPTH = 16
 
@@ -189,7 +190,7 @@ class PosixStore:
     def strays(self) -> Iterator[Stray]:
         """See ``Store``."""
         for path, found in self._walk(""):
-            if path == _LOCK:
+            if path == _LOCK or path.startswith(_ASIDE + "/"):
                 continue
             if path.startswith(_TEMPORARY + "/"):
                 detail = "left by a writer that is still busy or has died"
@@ -215,6 +216,23 @@ class PosixStore:
             self._directory((_TEMPORARY,), create=False) as directory,
         ):
             os.unlink(name, dir_fd=directory)
+
+    def set_aside(self, stray: Stray) -> str:
+        """Rename what is foreign to ``.aside``, where nothing looks; the new path below the root."""
+        if stray.kind == "foreign":
+            with self._errors("moving", stray.path):
+                for path, found in self._walk(""):
+                    shown = ascii(path)[1:-1]
+                    if shown == stray.path and (not stat.S_ISREG(found.st_mode) or as_key(path) is None):
+                        *parents, name = path.split("/")
+                        target = f"{secrets.token_hex(8)}-{name[:100]}"
+                        with self._directory(parents, create=False) as here:
+                            with self._directory((_ASIDE,), create=True) as aside:
+                                os.rename(name, target, src_dir_fd=here, dst_dir_fd=aside)
+                                os.fsync(aside)
+                            os.fsync(here)
+                        return f"{_ASIDE}/{target}"
+        raise NotFound(f"{stray.path} is nothing foreign in the store {self.root}")
 
     def local_path(self, key: StoreKey) -> Path | None:
         """See ``Store``."""
