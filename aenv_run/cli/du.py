@@ -14,8 +14,8 @@ Examples:
   aenv du swe-task
   aenv du swe-task:3 swe-task:latest --json
 
-LOGICAL is what machines see; STORED what that takes in the repository: packed, without holes, equal layers once. Of
-that UNIQUE is needed by nothing else: `aenv catalog rm` and then `aenv gc` free it. SHARED is needed by other
+LOGICAL is what machines see; STORED what that takes in the repository: packed, without holes, equal layers once.
+Of that UNIQUE is needed by nothing else: `aenv catalog rm` and then `aenv gc` free it. SHARED is needed by other
 snapshots too, such as the steps of a build. `aenv gc --dry-run` says what nothing holds at all."""
 
 
