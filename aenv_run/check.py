@@ -15,6 +15,7 @@ from aenv_run.chunk_table import ChunkTable
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.leases import read_lease
 from aenv_run.garbage.state import MAX_STATE_BYTES, STATE_KEY, GcState
+from aenv_run.minisign import MAX_TEXT_BYTES, Signature
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store import KeyInfo, StoreKey
@@ -24,6 +25,7 @@ Kind = Literal[
     "unreadable_ref",
     "unreadable_lease",
     "unreadable_manifest",
+    "unreadable_signature",
     "missing_manifest",
     "missing_blob",
     "wrong_size",
@@ -51,6 +53,7 @@ COUNTS = (
     "records",
     "temporaries",
     "leases",
+    "signatures",
     "collected",
     "quarantined",
 )
@@ -206,11 +209,27 @@ class _Check:
         """A form of a blob; a key of no known form is a problem."""
         if match := re.fullmatch(r"(blobs|packed)/sha256/([0-9a-f]{2})/\2[0-9a-f]{62}", info.key):
             return Stored(info, packed=match[1] == "packed")
-        if self._is_of_collectors(info):
+        if self._is_of_collectors(info) or self._is_signature(info.key):
             return None
         if _ref_reader(info.key) is None and not re.fullmatch(r"snapshots/([0-9a-f]{2})/\1[0-9a-f]{62}", info.key):
             self._problem("unknown_file", info.key, "no such object is part of a repository")
         return None
+
+    def _is_signature(self, key: StoreKey) -> bool:
+        """Whose it is, and whether anybody would believe it, depends on the keys of whoever asks."""
+        match = re.fullmatch(r"signatures/([0-9a-f]{2})/(\1[0-9a-f]{62})/([0-9A-F]{16})", key)
+        if match is None:
+            return False
+        self._counts["signatures"] += 1
+        try:
+            found = Signature.parse(self._repository.store.read(key, limit_bytes=MAX_TEXT_BYTES), key)
+            if found.key_name != match[3]:
+                self._problem("unreadable_signature", key, f"it is by another key: {found.key_name}")
+        except NotFound:
+            pass
+        except AenvError as error:
+            self._problem("unreadable_signature", key, error.message)
+        return True
 
     def _is_of_collectors(self, info: KeyInfo) -> bool:
         """Leases, manifests of what was collected, and what a repair moved away."""

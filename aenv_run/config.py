@@ -12,6 +12,7 @@ from aenv_run.errors import InvalidInput, Unsupported
 from aenv_run.paths import Home
 from aenv_run.printable import printable
 from aenv_run.repository import Repository
+from aenv_run.signatures import required
 from aenv_run.store import Store
 from aenv_run.store.posix import PosixStore
 from aenv_run.store.s3_place import S3Place
@@ -53,8 +54,13 @@ def same_repository(one: str, other: str) -> bool:
 
 
 def open_repository(url: str | None, home: Home) -> Repository:
-    """The repository at ``repository_name(url, home)``. Nothing is asked of it yet."""
-    return Repository(_store(repository_name(url, home), home))
+    """The repository at ``repository_name(url, home)``. Nothing is asked of it yet.
+
+    Whose signature it takes to launch or to build on a snapshot of it says $AENV_REQUIRE_SIGNATURE.
+    """
+    repository = Repository(_store(repository_name(url, home), home))
+    repository.trust = required()
+    return repository
 
 
 def _store(url: str, home: Home) -> Store:

@@ -125,6 +125,12 @@ class Unauthenticated(AenvError):
     code, exit_code, http_status = "unauthenticated", 77, 401
 
 
+class Untrusted(AenvError):
+    """The snapshot has no valid signature of a key that is required; nothing of it was used."""
+
+    code, exit_code, http_status = "untrusted", 77, 403
+
+
 class ProtocolError(AenvError):
     """The peer (guest daemon, VMM, store) sent something outside its protocol."""
 

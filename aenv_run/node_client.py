@@ -42,8 +42,10 @@ from aenv_run.node_wire import (
     TimeoutRequest,
 )
 from aenv_run.paths import GUEST_VARIABLE, Home
+from aenv_run.signatures import required
 
 M = TypeVar("M", bound=BaseModel)
+A = TypeVar("A", CreateRequest, PoolRequest)
 
 START_TIMEOUT_S = 60.0
 #: Pausing or committing gigabytes takes as long as the disk needs.
@@ -140,7 +142,7 @@ class NodeClient:
 
     async def set_pool(self, request: PoolRequest) -> PoolInfo:
         """Keep machines of a snapshot ready."""
-        return await self._call("POST", "/pools", request, PoolInfo)
+        return await self._call("POST", "/pools", _with_keys(request), PoolInfo)
 
     async def remove_pool(self, reference: str) -> None:
         """End a pool; ``NotFound`` when there is none."""
@@ -150,7 +152,7 @@ class NodeClient:
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """Launch one. If this call is cancelled, the node removes what it had made."""
-        return await self._call("POST", "/sandboxes", request, SandboxInfo)
+        return await self._call("POST", "/sandboxes", _with_keys(request), SandboxInfo)
 
     async def list(self) -> list[SandboxInfo]:
         """All, oldest first."""
@@ -393,3 +395,9 @@ def _error(response: httpx.Response) -> AenvError:
         return ErrorBody.model_validate_json(response.content).error()
     except ValidationError:
         return NodeUnavailable(f"the node answered {response.status_code}: {response.text[:200]}")
+
+
+def _with_keys(request: A) -> A:
+    """Also a node that was started before somebody required signatures is to keep to it."""
+    trust = required() if not request.signed_by else None
+    return request.model_copy(update={"signed_by": trust.texts}) if trust is not None else request

@@ -15,6 +15,7 @@ from aenv_run.sandbox import HostedSandbox
 from aenv_run.sandbox_files import link_image, link_snapshot
 from aenv_run.sandbox_record import Record, SandboxDirectory
 from aenv_run.sandbox_tools import Tools
+from aenv_run.signatures import Trust, require_signed
 from aenv_run.snapshot import MemoryFacts, Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SnapshotId
@@ -29,7 +30,7 @@ class Launcher:
 
     async def plan(self, request: CreateRequest, resolved: Resolved) -> tuple[Snapshot, Record]:
         """What a request comes to; refused here if it cannot be had."""
-        snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
+        snapshot = await self._trusted(resolved, request.signed_by)
         memory = snapshot.memory.facts if snapshot.memory and not request.cold else None
         chosen = await self._tools.choose(memory)
         network = self._tools.network
@@ -67,7 +68,7 @@ class Launcher:
     async def pool_settings(self, request: PoolRequest) -> PoolSettings:
         """What a request for a pool comes to."""
         resolved = await asyncio.to_thread(self._tools.catalog.resolve, request.snapshot)
-        snapshot = await asyncio.to_thread(self._tools.repository.snapshot, resolved.snapshot_id)
+        snapshot = await self._trusted(resolved, request.signed_by)
         _require_memory(snapshot, request.snapshot)
         reference = f"{resolved.name}:{resolved.version}" if resolved.name else resolved.snapshot_id.short
         try:
@@ -76,6 +77,12 @@ class Launcher:
             )
         except ValidationError as error:
             raise InvalidInput(str(error.errors()[0]["msg"]), fix="--low is at most --high") from error
+
+    async def _trusted(self, resolved: Resolved, signed_by: tuple[str, ...]) -> Snapshot:
+        """The snapshot, before anything of it is used; ``Untrusted`` when a key is required and none signed it."""
+        repository, id = self._tools.repository, resolved.snapshot_id
+        await asyncio.to_thread(require_signed, repository, id, Trust.of_texts(signed_by))
+        return await asyncio.to_thread(repository.snapshot, id)
 
     # -- warm images ---------------------------------------------------------------------------------------
 

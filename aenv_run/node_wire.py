@@ -16,6 +16,7 @@ from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_record import Address, Record
+from aenv_run.signatures import MAX_KEYS
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 
 #: A day. A sandbox that should live longer is paused, or asks again.
@@ -72,6 +73,7 @@ class CreateRequest(Model):
     )
     memory_mib: int | None = Field(None, description="another size than the snapshot's; cold starts only")
     cpus: int | None = Field(None, description="another number than the snapshot's; cold starts only")
+    signed_by: tuple[str, ...] = Field((), max_length=MAX_KEYS, description="public keys: one must have signed it")
 
 
 class SandboxInfo(Model):
@@ -178,6 +180,7 @@ class PoolRequest(Model):
     snapshot: str = Field(min_length=1, max_length=256)
     low: int = Field(1, ge=1, le=MAX_POOL)
     high: int = Field(1, ge=1, le=MAX_POOL)
+    signed_by: tuple[str, ...] = Field((), max_length=MAX_KEYS, description="public keys: one must have signed it")
 
 
 class ResetRequest(Model):

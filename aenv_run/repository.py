@@ -24,6 +24,7 @@ from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.state import Gate, Watch
 from aenv_run.hooks import Hooks
+from aenv_run.signatures import Trust
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
 from aenv_run.store import Store, StoreKey
 from aenv_run.store.identity import FileIdentity
@@ -68,6 +69,9 @@ class Repository:
         self.store = store
         self.gate = gate or Gate(store)
         self.blobs = Blobs(store)
+        #: One of these keys must have signed what is launched or built on; None: nobody need.
+        self.trust: Trust | None = None
+        self.own: set[SnapshotId] = set()  # what this process committed
         self._digested: dict[Digest, FileIdentity] = {}
 
     # Snapshots
@@ -102,6 +106,7 @@ class Repository:
             snapshot, {one.blob.digest: path for path, one in zip(files, described, strict=True)}, described, watch
         )
         self._remember(described)
+        self.own.add(snapshot.id)
         for path in files:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # whatever else the owner keeps there stays

@@ -21,6 +21,7 @@ from aenv_run.config import open_repository, repository_directory
 from aenv_run.errors import AenvError, CorruptData, NotFound
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
+from aenv_run.signatures import keep, require_signed, signatures_of
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store.sparse import write_stream_sparse
 from aenv_run.types import Digest, Model, SnapshotId, StageKey
@@ -97,9 +98,13 @@ class Elsewhere:
                 kept = other.repository.recall(kind, key, KeptResult)
                 if kept is None:
                     continue
+                require_signed(other.repository, kept.snapshot_id)
                 snapshot = other.repository.snapshot(kept.snapshot_id)
                 if self._scratch is not None:
                     _copy(other.repository, ours, snapshot, self._scratch)
+                    for signed in signatures_of(other.repository.store, snapshot.id):
+                        if signed.signature is not None:
+                            keep(ours.store, snapshot.id, signed.data, signed.key_name)
                 return kept.of(snapshot, other.url)
             except NotFound:
                 continue

@@ -22,6 +22,7 @@ from aenv_run.digest import digest_bytes
 from aenv_run.errors import AenvError, NotFound
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
+from aenv_run.signatures import is_trusted
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, StageKey
 
@@ -47,10 +48,10 @@ class Ledger:
         self._clock = clock
 
     def recall(self, kind: str, key: StageKey) -> Kept | None:
-        """The kept result; a record whose snapshot is gone counts as none."""
+        """The kept result; one whose snapshot is gone, or lacks a signature that is required, counts as none."""
         kept = self._repository.recall(kind, key, KeptResult)
         with suppress(NotFound):
-            if kept is not None:
+            if kept is not None and is_trusted(self._repository, kept.snapshot_id):
                 hit = kept.of(self._repository.snapshot(kept.snapshot_id))
                 with suppress(AenvError):  # a repository that is only read
                     self._repository.touch(kind, key, older_than_s=USED_S)
@@ -82,12 +83,13 @@ class Ledger:
         kept = self._record(kind, key, mine)
         if kept.snapshot_id == mine.snapshot_id:
             return snapshot
-        try:
-            return self._repository.snapshot(kept.snapshot_id)
-        except NotFound:  # the record outlived its snapshot
-            self._repository.forget(kind, key)
-            self._record(kind, key, mine)
-            return snapshot
+        with suppress(NotFound):
+            if is_trusted(self._repository, kept.snapshot_id):
+                return self._repository.snapshot(kept.snapshot_id)
+        # The record outlived its snapshot, or is of somebody whom nobody vouches for.
+        self._repository.forget(kind, key)
+        self._record(kind, key, mine)
+        return snapshot
 
 
 class _Notes(Model):

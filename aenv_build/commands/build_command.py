@@ -37,6 +37,7 @@ from aenv_build.running.holding import holding
 from aenv_build.running.secret_values import Secrets
 from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
+from aenv_run.cli.arguments import require_signature_option
 from aenv_run.config import cache_limit_bytes, loads_on_demand, open_repository, repository_name
 from aenv_run.paths import Home
 from aenv_run.printable import printable
@@ -119,6 +120,7 @@ class _Plain(click.Command):
 )
 @click.option("--junit", type=click.Path(path_type=Path), metavar="FILE", help="Write a JUnit XML report.")
 @at_a_place
+@require_signature_option
 @click.option("-j", "--jobs", type=click.IntRange(1, 64), help="Machines at once. Default: one per CPU.")
 def build_recipe(
     recipe: Path,

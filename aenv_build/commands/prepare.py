@@ -24,6 +24,7 @@ from aenv_run.drivers.select import Selected, select
 from aenv_run.errors import AenvError, Unsupported
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
+from aenv_run.signatures import require_signed
 from aenv_run.snapshot import MemoryFacts, Snapshot
 from aenv_run.types import Architecture, Digest, MachineSpec, SnapshotId
 
@@ -89,6 +90,7 @@ class Preparation:
                 pin = self.lock.find("snapshot", name)
                 if pin is None:
                     pin = (await asyncio.to_thread(Catalog(self.repository).resolve, name)).snapshot_id
+                await asyncio.to_thread(require_signed, self.repository, SnapshotId(pin))
                 self._snapshots[name] = await asyncio.to_thread(self.repository.snapshot, SnapshotId(pin))
             except AenvError as error:
                 raise _at_base(source, "snapshot", error) from error

@@ -16,6 +16,7 @@ from aenv_run.catalog.names import Catalog
 from aenv_run.catalog.oci_documents import LAYOUT, artifact_document, index_document
 from aenv_run.digest import canonical_json, digest_bytes
 from aenv_run.errors import Conflict, from_os
+from aenv_run.signatures import signatures_of
 from aenv_run.snapshot import Blob
 from aenv_run.store.sparse import write_stream_sparse
 from aenv_run.types import Digest, Model, SnapshotId
@@ -49,7 +50,13 @@ def export(catalog: Catalog, reference: str, target: Path, progress: Progress = 
     name = f"{resolved.name}:{resolved.version}" if resolved.name else None
     lineage = catalog.lineage(resolved.snapshot_id)
     manifests = [canonical_json(snapshot) for snapshot in lineage]
-    artifact = artifact_document(lineage, manifests)
+    signatures = [
+        (snapshot.id, signed.data)
+        for snapshot in lineage
+        for signed in signatures_of(catalog.repository.store, snapshot.id)
+        if signed.signature is not None
+    ]
+    artifact = artifact_document(lineage, manifests, signatures)
     blobs = {blob.digest: blob for snapshot in lineage for blob in snapshot.blobs()}
     total, done = sum(blob.size_bytes for blob in blobs.values()), 0
     try:
@@ -57,7 +64,7 @@ def export(catalog: Catalog, reference: str, target: Path, progress: Progress = 
             for blob in blobs.values():
                 _write_blob(catalog, blob, part, Told(progress, done, total))
                 done += blob.size_bytes
-            for data in (artifact, *manifests):
+            for data in dict.fromkeys((artifact, *manifests, *(data for _, data in signatures))):
                 _write(part / BLOBS / digest_bytes(data).hex, data)
             _write(part / "oci-layout", LAYOUT)
             _write(part / "index.json", index_document(artifact, name))

@@ -24,12 +24,15 @@ from aenv_run.catalog.oci_documents import (
     parse_artifact,
     parse_index,
     parse_layout,
+    signed_by,
 )
 from aenv_run.catalog.records import Version
 from aenv_run.catalog.reference import Reference, require_publishable
-from aenv_run.digest import digest_bytes
+from aenv_run.digest import canonical_json, digest_bytes
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, TooLarge, from_os
+from aenv_run.minisign import MAX_TEXT_BYTES, Signature
 from aenv_run.repository import Repository, parse_manifest
+from aenv_run.signatures import MAX_SIGNATURES, keep
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, Snapshot
 from aenv_run.store.sparse import write_stream_sparse
 from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
@@ -84,6 +87,8 @@ def _take_in(
     descriptor = parse_index(layout.document("index.json"))
     artifact = parse_artifact(layout.blob(descriptor, MAX_DOCUMENT_BYTES))
     lineage = _lineage(layout, artifact, catalog.repository)
+    signatures = _signatures(layout, artifact, lineage)
+    _require_signed(catalog.repository, lineage[0], [one for id, _, one in signatures if id == lineage[0].id])
     name = name or _exported_name(descriptor)
     if name is not None:
         require_publishable(name)
@@ -105,6 +110,8 @@ def _take_in(
                 files[blob.digest] = layout.copy(blob, scratch, Told(progress, done, total))
                 done += blob.size_bytes
         catalog.repository.adopt(snapshot, files)
+    for signed_id, data, signature in signatures:
+        keep(catalog.repository.store, signed_id, data, f"the signature of {signature.key_name}")
     id = lineage[0].id
     version = catalog.publish(name, id, tags) if name is not None else None
     return Imported(snapshot_id=id, name=name, version=version, snapshots=len(lineage), copied_bytes=total)
@@ -134,6 +141,27 @@ def _snapshot(layout: _Layout, descriptor: Descriptor) -> Snapshot:
     return parse_manifest(
         SnapshotId(descriptor.digest.hex), data, f"the manifest {descriptor.digest} of the layout"
     )
+
+
+def _signatures(
+    layout: _Layout, artifact: Artifact, lineage: list[Snapshot]
+) -> list[tuple[SnapshotId, bytes, Signature]]:
+    """Those of the layout that are of these snapshots; nobody has verified them yet."""
+    wanted = {snapshot.id for snapshot in lineage}
+    listed = [(id, one) for one in artifact.layers if (id := signed_by(one)) in wanted and id is not None]
+    if len(listed) > MAX_SIGNATURES * len(lineage):
+        raise TooLarge(f"the layout has {len(listed)} signatures", fix="export it again")
+    found = [(id, layout.blob(one, MAX_TEXT_BYTES)) for id, one in listed]
+    return [(id, data, Signature.parse(data, f"a signature of snapshot {id.short}")) for id, data in found]
+
+
+def _require_signed(repository: Repository, snapshot: Snapshot, signatures: list[Signature]) -> None:
+    """Before a byte of it is copied. One that is here counts too."""
+    trust, manifest = repository.trust, canonical_json(snapshot)
+    if trust is None or trust.accepts(signatures, manifest):
+        return
+    if trust.signer(repository.store, snapshot.id, manifest) is None:
+        raise trust.refuse(snapshot.id)
 
 
 def _missing(lineage: list[Snapshot], artifact: Artifact, repository: Repository) -> dict[Digest, Blob]:

@@ -7,6 +7,7 @@ it and its ancestors need, and the ancestors' manifests. Specification: github.c
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -15,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import CorruptData, Unsupported
 from aenv_run.snapshot import Blob, Snapshot
-from aenv_run.types import Digest
+from aenv_run.types import Digest, SnapshotId
 
 ARTIFACT_TYPE = "application/vnd.aenv.snapshot.v1"
 SNAPSHOT_TYPE = "application/vnd.aenv.snapshot.manifest.v1+json"
@@ -25,6 +26,7 @@ TABLE_TYPE = "application/vnd.aenv.chunks.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 INDEX_TYPE = "application/vnd.oci.image.index.v1+json"
 REFERENCE, TITLE = "org.opencontainers.image.ref.name", "org.opencontainers.image.title"
+SIGNATURE_TYPE = "application/vnd.aenv.snapshot.signature.v1+minisign"
 LAYOUT = b'{"imageLayoutVersion":"1.0.0"}'
 M = TypeVar("M", bound=BaseModel)
 #: What registries allow for a manifest.
@@ -68,7 +70,9 @@ class _Layout(BaseModel):
     version: str = Field(alias="imageLayoutVersion")
 
 
-def artifact_document(lineage: Sequence[Snapshot], manifests: Sequence[bytes]) -> bytes:
+def artifact_document(
+    lineage: Sequence[Snapshot], manifests: Sequence[bytes], signatures: Sequence[tuple[SnapshotId, bytes]] = ()
+) -> bytes:
     """The artifact's manifest. ``lineage`` is newest first, ``manifests`` its canonical bytes. Always the same."""
     layers: dict[Digest, dict[str, object]] = {}
     for snapshot in lineage:
@@ -80,6 +84,10 @@ def artifact_document(lineage: Sequence[Snapshot], manifests: Sequence[bytes]) -
             layers.setdefault(blob.digest, _descriptor(TABLE_TYPE, blob.digest, blob.size_bytes))
     for data in manifests[1:]:
         layers.setdefault(digest_bytes(data), _descriptor(SNAPSHOT_TYPE, digest_bytes(data), len(data)))
+    for id, data in signatures:
+        layers.setdefault(
+            digest_bytes(data), _descriptor(SIGNATURE_TYPE, digest_bytes(data), len(data), title=f"{id}.minisig")
+        )
     return _dump(
         {
             "schemaVersion": 2,
@@ -135,6 +143,14 @@ def parse_artifact(data: bytes) -> Artifact:
             fix="export it again",
         )
     return artifact
+
+
+def signed_by(descriptor: Descriptor) -> SnapshotId | None:
+    """The snapshot that a signature says it is of; None for what is no signature or says nothing of the kind."""
+    title = (descriptor.annotations or {}).get(TITLE, "")
+    if descriptor.media_type != SIGNATURE_TYPE or not re.fullmatch(r"[0-9a-f]{64}\.minisig", title):
+        return None
+    return SnapshotId(title.removesuffix(".minisig"))
 
 
 def blob_of(descriptor: Descriptor) -> Blob:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import signal
 from collections.abc import Coroutine, Sequence
@@ -113,6 +114,29 @@ def complete_tag(context: click.Context, parameter: click.Parameter, incomplete:
     name = context.params.get("name")
     tags = open_catalog().tags(Name(name)) if name else ()
     return [CompletionItem(tag) for tag in tags if tag.startswith(incomplete)]
+
+
+def _require(context: click.Context, parameter: click.Parameter, keys: tuple[str, ...]) -> None:
+    """For this command as if the variable named them, so that all that it does and starts keeps to it."""
+    name = "AENV_REQUIRE_SIGNATURE"
+    if not keys:
+        return
+    before = os.environ.get(name)
+
+    def restore() -> None:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+    os.environ[name] = os.pathsep.join(keys)
+    context.call_on_close(restore)
+
+
+require_signature_option = click.option(
+    "--require-signature", multiple=True, metavar="KEY.pub", expose_value=False, callback=_require,
+    help="Use only what such a key signed: a file, or a directory of some.  [default: $AENV_REQUIRE_SIGNATURE]",
+)  # fmt: skip
 
 
 sandbox_argument = click.argument("sandbox_id", metavar="ID", shell_complete=complete_sandbox)

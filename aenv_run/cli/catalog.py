@@ -11,6 +11,7 @@ from aenv_run.cli.catalog_exchange import export_snapshot, import_snapshot
 from aenv_run.cli.catalog_graph import draw
 from aenv_run.cli.catalog_labels import label, search_entries
 from aenv_run.cli.catalog_retain import retain_versions
+from aenv_run.cli.catalog_sign import keygen, sign_snapshot, verify
 from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
 from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
 from aenv_run.errors import InvalidInput
@@ -191,6 +192,9 @@ for command in (
     import_snapshot,
     label,
     retain_versions,
+    keygen,
+    sign_snapshot,
+    verify,
     search_entries,
     tag,
     promote,

@@ -8,7 +8,13 @@ import click
 
 from aenv_run.catalog.export import export
 from aenv_run.catalog.intake import DEFAULT_LIMIT_BYTES, take_in
-from aenv_run.cli.arguments import complete_name, complete_reference, open_catalog, parse_size
+from aenv_run.cli.arguments import (
+    complete_name,
+    complete_reference,
+    open_catalog,
+    parse_size,
+    require_signature_option,
+)
 from aenv_run.cli.output import ProgressLine, json_option, print_json, size
 from aenv_run.paths import Home
 from aenv_run.scratch import scratch
@@ -49,6 +55,7 @@ def export_snapshot(reference: str, directory: Path, as_json: bool) -> None:
 @click.option("--name", shell_complete=complete_name, help="Publish it under this name instead of its own.")
 @click.option("--tag", "tags", multiple=True, help="Move this tag to it. May be repeated.")
 @click.option("--max-size", help="Refuse what would take more, such as 64GiB.  [default: 256GiB]")
+@require_signature_option
 @json_option
 def import_snapshot(
     directory: Path, name: str | None, tags: tuple[str, ...], max_size: str | None, as_json: bool

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from aenv_run.cli.arguments import complete_snapshot, run_async
+from aenv_run.cli.arguments import complete_snapshot, require_signature_option, run_async
 from aenv_run.cli.output import json_option, print_json, print_table
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import MAX_POOL, PoolRequest
@@ -47,6 +47,7 @@ def list_pools(as_json: bool) -> None:
 @click.option(
     "--high", type=click.IntRange(1, MAX_POOL), default=1, show_default=True, help="Filled up to so many."
 )
+@require_signature_option
 @json_option
 def set_pool(snapshot: str, low: int | None, high: int, as_json: bool) -> None:
     """Keep machines of SNAPSHOT ready, from now on; also after a restart of the node.

@@ -15,6 +15,7 @@ from aenv_run.cli.arguments import (
     pairs,
     parse_duration,
     published_port,
+    require_signature_option,
     run_async,
     sandbox_argument,
 )
@@ -58,6 +59,7 @@ ttl_option = click.option(
 @click.option("--deny", multiple=True, metavar="CIDR|DOMAIN", help="Not this; stronger than --allow.")
 @click.option("--publish", multiple=True, metavar="unix:PATH:PORT", help="Its PORT as a unix socket of this host.")
 @click.option("--max-seconds", type=float, metavar="SECONDS", help="It ends after so long with a machine.")
+@require_signature_option
 @json_option
 def start(
     snapshot: str,

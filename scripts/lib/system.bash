@@ -22,6 +22,7 @@ needs=(
   "have skopeo | skopeo"
   "have docker-registry | docker-registry"
   "have gpg | gpg"
+  "have minisign | minisign"
   "have curl | curl"
   "have wget | wget"
   "keyring_present | debian-archive-keyring"

@@ -19,7 +19,9 @@ from aenv_run.catalog.intake import take_in
 from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
 from aenv_run.digest import canonical_json, digest_file
+from aenv_run.minisign import SecretKey
 from aenv_run.repository import Repository
+from aenv_run.signatures import Trust, sign
 from aenv_run.snapshot import Snapshot
 from aenv_run.store import Store
 from aenv_run.store.memory import MemoryStore
@@ -27,6 +29,7 @@ from aenv_run.types import Name, SnapshotId, StageKey, Tag
 from tests.bytes_half import capture, commit, draft
 
 NAME, LATEST, STABLE = Name("task"), Tag("latest"), Tag("stable")
+SIGNER = SecretKey.new()
 KEY = StageKey("5" * 64)
 BIG = bytes(range(256)) * 6000  # more than one write
 
@@ -240,6 +243,14 @@ def commit_it(world: World) -> SnapshotId:
     return world.repository.commit(world.whole_capture(), draft(world.base)).id
 
 
+def sign_it(world: World) -> None:
+    sign(world.store, world.base.id, canonical_json(world.base), SIGNER)
+
+
+def signed(world: World) -> bool:
+    return Trust((SIGNER.public,)).signer(world.store, world.base.id, canonical_json(world.base)) is not None
+
+
 ACTS = (
     Act("commit", nothing, commit_it, committed),
     Act("publish", second, publish, is_at(2)),
@@ -253,6 +264,7 @@ ACTS = (
         lambda world: labels(world) == {"suite": "nightly"},
     ),
     Act("build record", kept_before, keep, kept),
+    Act("sign", nothing, sign_it, signed),
     Act("import", layout, import_it, lambda world: Name("theirs") in world.catalog.names()),
     Act("export", nothing, export_it, exported, changes_store=False),
     Act("cache fill", layers, fetch, cached, changes_store=False),
