@@ -19,7 +19,7 @@ from typing import BinaryIO, Protocol
 
 from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable, chunk_count, has_table
 from aenv_run.digest import CHUNK_BYTES as READ_BYTES
-from aenv_run.errors import CorruptData, NotFound, StoreUnavailable
+from aenv_run.errors import CorruptData, NotFound, StoreUnavailable, from_os
 from aenv_run.packed import HEADER_BYTES, PackedIndex, blob_bytes_of, index_bytes, pack
 from aenv_run.snapshot import Blob
 from aenv_run.store import KeyInfo, Store, StoreKey
@@ -284,6 +284,13 @@ def packed_file(
             size = pack(source.fileno(), blob.size_bytes, file.fileno(), table, told)
         if size is None:
             raise CorruptData(f"{path} is not blob {blob.digest}, as which it was to be packed", fix=RESTORE_FIX)
+    except OSError as error:
+        target.unlink(missing_ok=True)
+        raise from_os(error, f"cannot pack blob {blob.digest}") from error
+    except BaseException:
+        target.unlink(missing_ok=True)
+        raise
+    try:
         yield target if size <= worth_bytes else None
     finally:
         target.unlink(missing_ok=True)

@@ -23,7 +23,7 @@ from aenv_run.blobs import MIN_SAVED, Stored, packed_file
 from aenv_run.cache_limit import let_go
 from aenv_run.chunk_table import ChunkTable, has_table
 from aenv_run.config import open_repository
-from aenv_run.errors import AenvError, CorruptData, NotFound, Unsupported
+from aenv_run.errors import AenvError, CorruptData, NotFound, Unsupported, from_os
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.scratch import scratch
@@ -98,15 +98,17 @@ class Packer:
     def _pack(self, raw: _Raw, done: Packing, told: Callable[[int], None]) -> Packing:
         try:
             size = self._pack_one(raw, told)
+            if size is None:
+                return done.model_copy(update={"unpackable": done.unpackable + 1})
+            if not self._drop(raw):
+                return done.model_copy(update={"used": done.used + 1})
+            return _with(done, raw, size)
         except CorruptData:
             return done.model_copy(update={"damaged": (*done.damaged, raw.blob.digest)})
-        except (NotFound, FileNotFoundError):  # collected, or packed by another
+        except NotFound:  # collected, or packed by another
             return done
-        if size is None:
-            return done.model_copy(update={"unpackable": done.unpackable + 1})
-        if not self._drop(raw):
-            return done.model_copy(update={"used": done.used + 1})
-        return _with(done, raw, size)
+        except OSError as error:
+            raise from_os(error, f"cannot pack blob {raw.blob.digest}") from error
 
     # What is due
 

@@ -20,6 +20,7 @@ from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
 from aenv_run.digest import canonical_json, digest_file
 from aenv_run.minisign import SecretKey
+from aenv_run.packing import Packer
 from aenv_run.repository import Repository
 from aenv_run.signatures import Trust, sign
 from aenv_run.snapshot import Snapshot
@@ -218,6 +219,19 @@ def evict(world: World) -> None:
     trim(world.place / "cache", 0, grace_s=0.0)
 
 
+def pack(world: World) -> None:
+    """What is long unused becomes packed, where the store has files."""
+    if world.store.has_files:
+        Packer(world.repository, world.place / "cache", world.place / "staging", older_than_s=0).pack()
+
+
+def packed(world: World) -> bool:
+    blob = world.other.disk[1]
+    with world.repository.open_blob(blob.digest) as reader:
+        assert reader.read() == BIG
+    return not world.store.has_files or [one.packed for one in world.repository.blobs.forms(blob.digest)] == [True]
+
+
 def keep(world: World) -> None:
     Ledger(world.repository, clock=lambda: datetime(2025, 1, 31, tzinfo=UTC)).keep(
         "stages", KEY, world.other, replace=True
@@ -266,6 +280,7 @@ ACTS = (
     Act("build record", kept_before, keep, kept),
     Act("sign", nothing, sign_it, signed),
     Act("import", layout, import_it, lambda world: Name("theirs") in world.catalog.names()),
+    Act("pack", layers, pack, packed),
     Act("export", nothing, export_it, exported, changes_store=False),
     Act("cache fill", layers, fetch, cached, changes_store=False),
     Act("cache eviction", fill, evict, lambda world: not cached(world), changes_store=False),

@@ -250,7 +250,7 @@ def test_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_scratch_of_a_file_that_is_gone(world: World, tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError), packed_file(tmp_path / "none", tmp_path, world.blob, None):
+    with pytest.raises(NotFound), packed_file(tmp_path / "none", tmp_path, world.blob, None):
         pass
     with (
         pytest.raises(NotFound),
