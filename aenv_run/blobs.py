@@ -18,7 +18,7 @@ from threading import Lock
 from typing import BinaryIO, Protocol
 
 from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable, chunk_count, has_table
-from aenv_run.digest import CHUNK_BYTES as READ_BYTES
+from aenv_run.digest import READ_BYTES
 from aenv_run.errors import CorruptData, NotFound, StoreUnavailable, from_os
 from aenv_run.packed import HEADER_BYTES, PackedIndex, blob_bytes_of, index_bytes, pack
 from aenv_run.snapshot import Blob
@@ -27,7 +27,7 @@ from aenv_run.types import Digest
 
 RESTORE_FIX = "restore the file from a copy, or move it away and build the snapshot again, which stores it anew"
 #: Ranges of one blob that are read at the same time from a store over a wire, and how many chunks each is.
-READERS = 4
+READERS = 8
 SPAN_CHUNKS = 16
 #: A packed form that saves less than this part of the blob is not worth unpacking it at each use.
 MIN_SAVED = 0.05

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from aenv_run.types import Digest
 
-CHUNK_BYTES = 1 << 20
+READ_BYTES = 1 << 20
 
 
 def canonical_json(value: BaseModel) -> bytes:

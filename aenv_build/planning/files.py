@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_build.planning.ignore import Ignore
-from aenv_run.digest import CHUNK_BYTES, digest_file
+from aenv_run.digest import READ_BYTES, digest_file
 from aenv_run.errors import Conflict, InvalidInput, ProtocolError
 from aenv_run.types import Digest, MachineSpec
 from aenv_run.untar import Limit, guarded, members
@@ -217,7 +217,7 @@ def _content_digest(entry: Entry) -> bytes:
         return b""
     with open(entry.path, "rb") as file:  # noqa: PTH123 - names may not be UTF-8
         digest = hashlib.sha256()
-        while chunk := file.read(CHUNK_BYTES):
+        while chunk := file.read(READ_BYTES):
             digest.update(chunk)
     return digest.digest()
 

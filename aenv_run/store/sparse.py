@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator
 from typing import BinaryIO
 
-CHUNK_BYTES = 1 << 20
+PIECE_BYTES = 1 << 20
 PAGE_BYTES = 4096
-_ZEROS = bytes(CHUNK_BYTES)
+_ZEROS = bytes(PIECE_BYTES)
 _NO_KERNEL_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM, errno.EBADF}
 
 
@@ -37,7 +37,7 @@ def copy_sparse(source_fd: int, target_fd: int) -> int:
 def _copy_range(source_fd: int, target_fd: int, start: int, end: int) -> None:
     kernel_copies = True
     while start < end:
-        length = min(end - start, 1 << 30 if kernel_copies else CHUNK_BYTES)
+        length = min(end - start, 1 << 30 if kernel_copies else PIECE_BYTES)
         if kernel_copies:
             try:
                 copied = os.copy_file_range(source_fd, target_fd, length, start, start)
@@ -68,7 +68,7 @@ def write_at(target_fd: int, data: bytes, offset: int) -> None:
 def write_stream_sparse(source: BinaryIO, target_fd: int) -> int:
     """Write a stream into the empty ``target_fd``, pages of zeros as holes; returns the size."""
     size = 0
-    while data := source.read(CHUNK_BYTES):
+    while data := source.read(PIECE_BYTES):
         for start, end in _runs(data, size % PAGE_BYTES):
             write_at(target_fd, data[start:end], size + start)
         size += len(data)
@@ -93,4 +93,4 @@ def _runs(data: bytes, skew: int) -> Iterator[tuple[int, int]]:
 
 
 def _is_zero(data: bytes) -> bool:
-    return data == (_ZEROS if len(data) == CHUNK_BYTES else bytes(len(data)))
+    return data == (_ZEROS if len(data) == PIECE_BYTES else bytes(len(data)))

@@ -7,6 +7,7 @@ import struct
 import tracemalloc
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 import zstandard
@@ -27,8 +28,10 @@ from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob
 from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
+from aenv_run.store.s3 import S3Store
 from aenv_run.types import Name
 from tests.bytes_half import capture, commit, draft
+from tests.s3.server import Server
 from tests.style.source import ROOT
 
 RANDOM = random.Random(2)
@@ -131,6 +134,25 @@ def test_a_commit_over_a_wire_leaves_no_scratch_and_sends_nothing_twice(tmp_path
     after = {info.key: info.modified_s for info in store.list("") if not info.key.startswith("snapshots/")}
     assert second.id != first.id and second.blobs() == first.blobs()
     assert after == before and not captured.directory.exists()
+
+
+def test_over_s3_a_second_snapshot_sends_only_what_is_new(s3_server: Server, tmp_path: Path) -> None:
+    """And what is read comes in ranges, in order, whole."""
+    repository = Repository(S3Store(s3_server.place(uuid4().hex), lock=tmp_path / "lock"))
+    layer = TEXT + RANDOM.randbytes(CHUNK_BYTES) + bytes(10 * CHUNK_BYTES) + TEXT
+    first = commit(repository, tmp_path, layer, CONTENT)
+    sent = {info.key: info for kind in ("blobs/", "packed/") for info in repository.store.list(kind)}
+    assert sorted(sent.values(), key=lambda info: info.size_bytes)[-1].size_bytes < len(layer) / 2
+    second = repository.commit(capture(tmp_path, layer, CONTENT), draft(suite="other"))
+    grown = commit(repository, tmp_path, b"more", parent=first)
+    after = {info.key: info for kind in ("blobs/", "packed/") for info in repository.store.list(kind)}
+    assert second.disk == first.disk and sent.items() <= after.items()
+    assert after.keys() - sent.keys() == {repository.blob_key(grown.disk[2].digest)}
+    assert BlobCache(tmp_path / "cache", repository).path(first.disk[0]).read_bytes() == layer
+    reader = ChunkReader(repository)
+    table = reader.table(first.disk[0])
+    assert table is not None
+    assert b"".join(reader.read(first.disk[0], table, 3, 20)) == layer[3 * CHUNK_BYTES : 23 * CHUNK_BYTES]
 
 
 def test_what_does_not_shrink_stays_raw(tmp_path: Path) -> None:
