@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 from aenv_run.catalog.records import named, version_key
 from aenv_run.catalog.versions import Versions
 from aenv_run.check import Problem, Report, check, look
-from aenv_run.digest import CHUNK_BYTES, digest_bytes
+from aenv_run.digest import READ_BYTES, digest_bytes
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound
 from aenv_run.garbage.lock import CollectorLock
 from aenv_run.repository import Repository, manifest_key
@@ -136,7 +136,7 @@ class _Repair:
                 return
         try:
             with self._repository.blobs.open(digest, form) as reader:
-                while reader.read(CHUNK_BYTES):
+                while reader.read(READ_BYTES):
                     self._lock.require()
         except NotFound:
             return
@@ -198,7 +198,7 @@ class _Repair:
             with tempfile.TemporaryDirectory(prefix="aenv-repair-") as scratch:
                 copy = Path(scratch, "object")
                 with self._store.open(key) as source, copy.open("wb") as file:
-                    while data := source.read(CHUNK_BYTES):
+                    while data := source.read(READ_BYTES):
                         file.write(data)
                         self._lock.require()
                 self._store.put_file(target, copy)
