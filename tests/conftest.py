@@ -17,6 +17,7 @@ import pytest
 
 from tests.crash.table import rows
 from tests.leftovers import MARKER, Process, others_work_here, processes, resources
+from tests.s3 import swift
 from tests.s3.server import CREDENTIALS, Server, moto
 
 SETTLE_SECONDS = 5.0  # what is being torn down off the path may take this long
@@ -49,6 +50,21 @@ def s3_server() -> Iterator[Server]:
         for name, value in CREDENTIALS.items():
             patch.setenv(name, value)
         yield server
+
+
+@pytest.fixture(scope="session")
+def swift_node() -> Iterator[Server]:
+    """OpenStack Swift on this host."""
+    with swift.swift() as server:
+        yield server
+
+
+@pytest.fixture
+def swift_server(swift_node: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
+    """The same, with its credentials in the environment."""
+    for name, value in swift.CREDENTIALS.items():
+        monkeypatch.setenv(name, value)
+    return swift_node
 
 
 WATCH = pytest.StashKey[Watch]()

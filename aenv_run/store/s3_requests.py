@@ -29,8 +29,8 @@ T = TypeVar("T")
 SENDINGS = 3
 #: What is stored with an object, so that a writer whose answer was lost knows its own write again.
 _NONCE, _AFTER = "aenv-nonce", "aenv-after"
-#: So many writes over his own a writer may come late; metadata may have 2 KB.
-REMEMBERED = 32
+#: So many writes over his own a writer may come late. A value of metadata may have 256 bytes in Swift.
+REMEMBERED = 12
 
 
 @dataclass(frozen=True)
@@ -86,15 +86,24 @@ class S3Requests:
     ) -> T:
         """``call``, again while the store has a passing fault. An ``expect``ed refusal is raised as it is."""
         try:
-            for attempt in self._attempts():
-                with attempt:
-                    return call(self._connected())
+            try:
+                return self._tried(call)
+            except ClientError as error:
+                if (expect is not None and expect(error)) or not _lacks_reason(error):
+                    raise
+                self._connected().list_objects_v2(Bucket=self.place.bucket, Prefix=self.name("-"), MaxKeys=1)
+                return self._tried(call)  # the client learns a bucket's region from such an answer
         except ClientError as error:
             if expect is not None and expect(error):
                 raise
-            raise explained(self._with_reason(error), doing, self.place) from None
+            raise explained(error, doing, self.place) from None
         except BotoCoreError as error:
             raise explained(error, doing, self.place) from None
+
+    def _tried(self, call: Callable[[S3Client], T]) -> T:
+        for attempt in self._attempts():
+            with attempt:
+                return call(self._connected())
         raise AssertionError("unreachable")
 
     def pause(self, number: int) -> None:
@@ -128,17 +137,10 @@ class S3Requests:
                 self._client = _client(self.place, self.patience)
             return self._client
 
-    def _with_reason(self, error: ClientError) -> ClientError:
-        """A HEAD is refused without a reason; the same question by another request has one."""
-        if code_of(error) != str(status_of(error)) or status_of(error) == 404:
-            return error
-        try:
-            self._connected().list_objects_v2(Bucket=self.place.bucket, Prefix=self.name("-"), MaxKeys=1)
-        except ClientError as told:
-            return told
-        except BotoCoreError:
-            pass
-        return error
+
+def _lacks_reason(error: ClientError) -> bool:
+    """A HEAD is refused without a reason; the same question by another request has one."""
+    return code_of(error) == str(status_of(error)) and status_of(error) in (301, 400, 401, 403)
 
 
 @dataclass(frozen=True)
