@@ -11,11 +11,11 @@ import secrets
 from collections import OrderedDict, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
 from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable, chunk_count, has_table
 from aenv_run.digest import READ_BYTES
@@ -108,22 +108,29 @@ class Blobs:
 
     @contextmanager
     def open(self, digest: Digest, stored: Stored | None = None) -> Iterator[VerifiedReader]:
-        """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs."""
-        stored = stored or self.find(digest)
-        if stored is None:
-            raise NotFound(f"{self.raw_key(digest)} is not in the store")
-        key = stored.info.key
-        if self._store.has_files and not stored.packed:
-            with self._store.open(key) as file:
-                yield VerifiedReader(file, digest, key)
-            return
-        with ThreadPoolExecutor(READERS) as pool:
-            pieces = self._pieces(stored, pool)
+        """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs.
+
+        Of that form, or of the one that there is.
+        """
+        with ExitStack() as stack:
+            yield VerifiedReader(self._opened(digest, stored, stack), digest, self.raw_key(digest))
+
+    def _opened(self, digest: Digest, stored: Stored | None, stack: ExitStack) -> Readable:
+        for again in (False, True):
+            form = stored or self.find(digest)
+            if form is None:
+                break
             try:
-                yield VerifiedReader(_InOrder(pieces), digest, key)
-            finally:
-                pieces.close()
-                pool.shutdown(cancel_futures=True)
+                if self._store.has_files and not form.packed:
+                    return stack.enter_context(self._store.open(form.info.key))
+            except NotFound:
+                if stored is not None or again:
+                    raise
+                continue  # it was packed meanwhile
+            pool = ThreadPoolExecutor(READERS)
+            stack.callback(pool.shutdown, cancel_futures=True)
+            return _InOrder(stack.enter_context(closing(self._pieces(form, pool))))
+        raise NotFound(f"{self.raw_key(digest)} is not in the store")
 
     def verify(self, blob: Blob) -> None:
         """``CorruptData`` unless every form that is stored has the blob's size, digest and chunks. Reads all."""
@@ -131,7 +138,10 @@ class Blobs:
             self.require(needed)
         table = self.table(blob)
         for stored in self.forms(blob.digest):
-            self.verify_form(blob, stored, table)
+            try:
+                self.verify_form(blob, stored, table)
+            except NotFound:  # packed meanwhile, or collected
+                self.verify_form(blob, self.require(blob), table)
 
     def verify_form(self, blob: Blob, stored: Stored, table: ChunkTable | None) -> None:
         """As ``verify``, of one form."""
@@ -299,7 +309,7 @@ def packed_file(
 class VerifiedReader:
     """Reads a blob and digests it on the way; at the end raises ``CorruptData`` if it was not the blob."""
 
-    def __init__(self, file: Readable | BinaryIO, digest: Digest, key: StoreKey) -> None:
+    def __init__(self, file: Readable, digest: Digest, key: StoreKey) -> None:
         self._file, self._digest, self._key = file, digest, key
         self._hash = hashlib.sha256()
         self._size = 0

@@ -13,7 +13,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -120,6 +120,7 @@ class Packer:
                 for blob in self._repository.snapshot(id).files():
                     if blob.digest not in seen or blob.chunks is not None:
                         seen[blob.digest] = blob
+        self._forget_marks(seen)
         for blob in seen.values():
             key = self._blobs.raw_key(blob.digest)
             with suppress(AenvError, FileNotFoundError):
@@ -147,6 +148,12 @@ class Packer:
 
     def _mark(self, blob: Blob) -> Path:
         return self._cache / UNPACKABLE / blob.digest.hex[:2] / blob.digest.hex
+
+    def _forget_marks(self, needed: Mapping[Digest, Blob]) -> None:
+        """Of blobs that were collected."""
+        for mark in (self._cache / UNPACKABLE).glob("*/*"):
+            if f"sha256:{mark.name}" not in needed:
+                mark.unlink(missing_ok=True)
 
     # Packing
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import threading
 from pathlib import Path
@@ -19,7 +20,7 @@ from aenv_run.errors import InvalidInput, NotFound, Unsupported
 from aenv_run.node_packing import NodePacking
 from aenv_run.packing import Packer, Packing
 from aenv_run.paths import Home
-from aenv_run.repository import Repository
+from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store import StoreKey
 from aenv_run.store.memory import Crash, MemoryStore
@@ -133,11 +134,16 @@ def test_what_the_cache_of_this_home_has_goes_when_it_is_idle(world: World) -> N
 
 def test_what_does_not_shrink_is_tried_once(world: World, tmp_path: Path) -> None:
     noise = os.urandom(2 * CHUNK_BYTES)
-    blob = commit(world.repository, tmp_path, noise).disk[0]
+    noisy = commit(world.repository, tmp_path, noise)
+    blob = noisy.disk[0]
     done = world.pack()
     assert (done.packed, done.unpackable) == (1, 1) and world.forms(blob) == [False]
     before = world.home.staging.stat().st_mtime_ns
     assert world.pack().unpackable == 1 and world.home.staging.stat().st_mtime_ns == before
+    marks = world.home.cache / "unpackable"
+    assert [mark.name for mark in marks.glob("*/*")] == [blob.digest.hex]
+    world.repository.store.delete(manifest_key(noisy.id))  # collected
+    assert world.pack() == Packing(dry_run=False) and not list(marks.glob("*/*"))
 
 
 def test_blobs_of_old_snapshots_are_packed_by_their_digest(world: World) -> None:
@@ -231,6 +237,19 @@ def test_a_repository_over_a_wire_has_nothing_to_pack(tmp_path: Path) -> None:
 async def test_the_node_packs_in_a_process_of_its_own(world: World) -> None:
     done = await NodePacking(world.home, None, 0.0).once(0.0)
     assert done.packed == 1 and world.forms() == [True]
+
+
+async def test_the_node_packs_now_and_then(world: World) -> None:
+    packing = asyncio.create_task(NodePacking(world.home, None, 0.0, first_s=0.0, every_s=0.01).run())
+    while world.forms() != [True]:  # noqa: ASYNC110 - another process does it
+        await asyncio.sleep(0.01)
+    again = commit(world.repository, world.root, TEXT + TEXT)
+    while world.forms(again.disk[0]) != [True]:  # noqa: ASYNC110 - another process does it
+        await asyncio.sleep(0.01)
+    packing.cancel()
+    await asyncio.wait([packing])
+    world.whole()
+    await NodePacking(world.home, None, None).run()  # off: at once
 
 
 def test_command(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
