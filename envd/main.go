@@ -20,9 +20,8 @@ import (
 )
 
 // version is the E2B daemon version whose features are met. Clients switch on
-// features by it. 0.5.7 is the gate of octet-stream uploads; the next gate,
-// 0.6.2, promises file metadata, which is not there yet.
-const version = "0.5.7"
+// features by it: docs/envd.md says what of each is met.
+const version = "0.6.4"
 
 func main() {
 	args := os.Args[1:]

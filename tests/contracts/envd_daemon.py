@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import os
 import shutil
 import struct
 import subprocess
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,9 @@ from typing import Any
 
 import httpx
 import pytest
+
+from tests.contracts import envd_protobuf
+from tests.contracts.envd_protobuf import METHODS
 
 SOURCE = Path(__file__).resolve().parents[2] / "envd"
 Json = dict[str, Any]
@@ -35,9 +39,12 @@ def build(into: Path) -> Path:
 
 
 @contextmanager
-def daemon(binary: Path) -> Iterator[str]:
-    """One daemon on a free port; its base URL. It ends with all that it started."""
-    command = [str(binary), "serve", "--listen", "127.0.0.1", "--port", "0", "--host-test"]
+def daemon(binary: Path, within: Sequence[str] = ()) -> Iterator[str]:
+    """One daemon on a free port; its base URL. It ends with all that it started.
+
+    ``within`` is a command that runs it, as in a mount namespace.
+    """
+    command = [*within, str(binary), "serve", "--listen", "127.0.0.1", "--port", "0", "--host-test"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             assert process.stdout is not None
@@ -50,12 +57,11 @@ def daemon(binary: Path) -> Iterator[str]:
             assert process.wait(10) == 0
 
 
-def envelope(message: Json) -> bytes:
-    payload = json.dumps(message).encode()
+def envelope(payload: bytes) -> bytes:
     return b"\0" + struct.pack(">I", len(payload)) + payload
 
 
-async def envelopes(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, Json]]:
+async def envelopes(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, bytes]]:
     buffer = b""
     async for chunk in chunks:
         buffer += chunk
@@ -63,7 +69,7 @@ async def envelopes(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[int, Js
             size = struct.unpack(">I", buffer[1:5])[0]
             if len(buffer) < 5 + size:
                 break
-            yield buffer[0], json.loads(buffer[5 : 5 + size])
+            yield buffer[0], buffer[5 : 5 + size]
             buffer = buffer[5 + size :]
     assert buffer == b"", "the stream ends inside an envelope"
 
@@ -88,6 +94,8 @@ class Outcome:
             self.finished, self.error = True, message.get("error")
             return
         assert flags == 0
+        if "event" not in message:  # of a watch: its start
+            return
         (kind, value), *others = message["event"].items()
         assert not others
         self.order.append(kind)
@@ -114,21 +122,37 @@ def start_request(cmd: str, *args: str, cwd: str | None = None, **fields: Any) -
 
 
 class Client:
-    """Methods of the daemon by their protocol names."""
+    """Methods of the daemon by their protocol names, in one of its codecs."""
 
-    def __init__(self, base: str) -> None:
+    def __init__(self, base: str, codec: str = "json") -> None:
         self.http = httpx.AsyncClient(base_url=base, timeout=30)
         self.base = base
+        self.codec = codec
+
+    def encode(self, method: str, message: Json) -> bytes:
+        if self.codec == "json":
+            return json.dumps(message).encode()
+        return envd_protobuf.encode(METHODS.get(method, ("Empty", "Empty"))[0], message)
+
+    def decode(self, method: str, payload: bytes) -> Json:
+        if self.codec == "json":
+            answer: Json = json.loads(payload)
+            return answer
+        return envd_protobuf.decode(METHODS[method][1], payload)
+
+    def frame(self, method: str, message: Json) -> bytes:
+        return envelope(self.encode(method, message))
 
     async def call(self, method: str, message: Json, **headers: str) -> httpx.Response:
-        return await self.http.post(f"/{method}", json=message, headers=headers)
+        content = self.encode(method, message)
+        everything = {"Content-Type": f"application/{self.codec}", **headers}
+        return await self.http.post(f"/{method}", content=content, headers=everything)
 
     async def ok(self, method: str, message: Json) -> Json:
         response = await self.call(method, message)
         assert response.status_code == 200, response.text
-        assert response.headers["content-type"] == "application/json"
-        answer: Json = response.json()
-        return answer
+        assert response.headers["content-type"] == f"application/{self.codec}"
+        return self.decode(method, response.content)
 
     async def code(self, method: str, message: Json) -> str:
         """The error code of a unary call that must fail, its HTTP status checked."""
@@ -144,16 +168,19 @@ class Client:
     async def stream(
         self, method: str, message: Json, headers: dict[str, str] | None = None
     ) -> AsyncIterator[AsyncIterator[tuple[int, Json]]]:
-        everything = {
-            "Content-Type": "application/connect+json",
-            "Connect-Protocol-Version": "1",
-            **(headers or {}),
-        }
-        request = self.http.stream("POST", f"/{method}", content=envelope(message), headers=everything)
+        content_type = f"application/connect+{self.codec}"
+        everything = {"Content-Type": content_type, "Connect-Protocol-Version": "1", **(headers or {})}
+        content = self.frame(method, message)
+        request = self.http.stream("POST", f"/{method}", content=content, headers=everything)
         async with request as response:
             assert response.status_code == 200
-            assert response.headers["content-type"] == "application/connect+json"
-            yield envelopes(response.aiter_bytes())
+            assert response.headers["content-type"] == content_type
+            yield self.messages(method, response)
+
+    async def messages(self, method: str, response: httpx.Response) -> AsyncIterator[tuple[int, Json]]:
+        """The end is JSON in every codec."""
+        async for flags, payload in envelopes(response.aiter_bytes()):
+            yield flags, json.loads(payload) if flags == 2 else self.decode(method, payload)
 
     async def follow(self, method: str, message: Json, headers: dict[str, str] | None = None) -> Outcome:
         outcome = Outcome()
@@ -168,3 +195,20 @@ class Client:
 
     async def shell(self, script: str, headers: dict[str, str] | None = None, **fields: Any) -> Outcome:
         return await self.run(start_request("/bin/sh", "-c", script, cwd="/", **fields), headers)
+
+
+async def tunnel(base: str, port: int, sent: bytes, token: str = "") -> tuple[bytes, bytes]:
+    """The status line, and what a service of the daemon's loopback answers to what is sent and its end."""
+    address = httpx.URL(base)
+    reader, writer = await asyncio.open_connection(address.host, address.port)
+    writer.write(f"GET /aenv/connect?port={port} HTTP/1.1\r\nHost: x\r\nX-Access-Token: {token}\r\n".encode())
+    writer.write(b"Connection: Upgrade\r\nUpgrade: aenv-tcp\r\n\r\n")
+    head = await reader.readuntil(b"\r\n\r\n")
+    if b" 101 " in head:
+        writer.write(sent)
+        writer.write_eof()
+        body = await reader.read()
+    else:
+        body = await reader.read(4096)
+    writer.close()
+    return head.split(b"\r\n")[0], body

@@ -11,7 +11,7 @@ import os
 import stat
 import tarfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import httpx
@@ -20,29 +20,9 @@ import pytest
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import Conflict
 from aenv_run.guest import Guest, Identity
-from tests.contracts.envd_daemon import SOURCE, Client, Json, Outcome, auth, build, daemon, envelope, start_request
+from tests.contracts.envd_daemon import SOURCE, Client, Json, Outcome, auth, envelope, start_request
 
 pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason="the source of envd is not here")
-
-
-@pytest.fixture(scope="session")
-def binary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("envd"))
-
-
-@pytest.fixture
-def base(binary: Path) -> Iterator[str]:
-    with daemon(binary) as url:
-        # The account that runs the tests is the user that E2B calls the default one.
-        httpx.post(f"{url}/init", json={"defaultUser": str(os.getuid())}).raise_for_status()
-        yield url
-
-
-@pytest.fixture
-async def envd(base: str) -> AsyncIterator[Client]:
-    client = Client(base)
-    async with client.http:
-        yield client
 
 
 async def until(what: str, condition: Callable[[], Awaitable[bool]]) -> None:
@@ -135,21 +115,10 @@ async def test_restored_closes_the_streams_of_before_and_keeps_their_processes(e
     assert [p["pid"] for p in (await envd.ok("process.Process/List", {}))["processes"]] == [outcome.pid]
 
 
-@pytest.mark.parametrize("path", ["filesystem.Filesystem/CreateWatcher", "process.Process/Nothing"])
-async def test_what_is_not_there_says_so(envd: Client, path: str) -> None:
-    assert await envd.code(path, {"path": "/"}) == "unimplemented"
-
-
-async def test_streams_that_are_not_there_say_so(envd: Client) -> None:
-    watch = await envd.follow("filesystem.Filesystem/WatchDir", {"path": "/"})
-    assert watch.error is not None
-    assert watch.error["code"] == "unimplemented"
-    answer = await envd.http.post(
-        "/process.Process/Start", content=envelope({}), headers={"Content-Type": "application/connect+proto"}
-    )
-    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/connect+proto")
-    assert answer.content[0] == 2
-    assert b'"unimplemented"' in answer.content
+async def test_what_is_not_there_says_so(rpc: Client) -> None:
+    assert await rpc.code("process.Process/Nothing", {}) == "unimplemented"
+    answer = await rpc.http.post("/process.Process/List", headers={"Content-Type": "application/avro"})
+    assert (answer.status_code, answer.json()["code"]) == (400, "invalid_argument")
 
 
 # --- exec truths
@@ -164,23 +133,23 @@ async def test_streams_that_are_not_there_say_so(envd: Client) -> None:
         ("kill $$", -1, False, "signal: terminated"),
     ],
 )
-async def test_the_end_of_a_process(envd: Client, script: str, code: int, exited: bool, status: str) -> None:
-    outcome = await envd.shell(script)
+async def test_the_end_of_a_process(rpc: Client, script: str, code: int, exited: bool, status: str) -> None:
+    outcome = await rpc.shell(script)
     assert outcome.error is None
     assert (outcome.order[0], outcome.order[-1]) == ("start", "end")
     end = {"exitCode": code, "exited": exited, "status": status}
     assert outcome.end == (end if code == 0 else {**end, "error": status})
 
 
-async def test_output_arrives_whole_apart_and_unchanged(envd: Client) -> None:
+async def test_output_arrives_whole_apart_and_unchanged(rpc: Client) -> None:
     script = r"printf '\342\202'; sleep 0.2; printf '\254'; printf '\377' >&2; head -c 1000000 /dev/zero"
-    outcome = await envd.shell(script)
+    outcome = await rpc.shell(script)
     assert outcome.stdout == "€".encode() + bytes(1_000_000)
     assert outcome.stderr == b"\xff"
 
 
-async def test_a_chunk_is_at_most_32_kib(envd: Client) -> None:
-    async with envd.stream(
+async def test_a_chunk_is_at_most_32_kib(rpc: Client) -> None:
+    async with rpc.stream(
         "process.Process/Start", start_request("head", "-c300000", "/dev/zero", cwd="/")
     ) as events:
         sizes = [
@@ -212,8 +181,8 @@ async def test_a_child_that_holds_the_output_does_not_hold_the_call(envd: Client
     assert not alive(pid)
 
 
-async def test_the_time_limit_kills_the_whole_group(envd: Client) -> None:
-    outcome = await envd.shell("sleep 60 & echo $!; sleep 61 | sleep 62", {"Connect-Timeout-Ms": "500"})
+async def test_the_time_limit_kills_the_whole_group(rpc: Client) -> None:
+    outcome = await rpc.shell("sleep 60 & echo $!; sleep 61 | sleep 62", {"Connect-Timeout-Ms": "500"})
     assert outcome.error is not None
     assert outcome.error["code"] == "deadline_exceeded"
     assert outcome.end is None
@@ -236,42 +205,40 @@ async def test_the_time_limit_kills_the_whole_group(envd: Client) -> None:
     ],
 )
 async def test_what_cannot_start_has_its_own_error(
-    envd: Client, request_: dict[str, object], headers: dict[str, str], code: str, text: str
+    rpc: Client, request_: dict[str, object], headers: dict[str, str], code: str, text: str
 ) -> None:
-    outcome = await envd.run(request_, headers)
+    outcome = await rpc.run(request_, headers)
     assert outcome.error is not None
     assert outcome.error["code"] == code
     assert text in outcome.error["message"]
     assert outcome.order == []
 
 
-async def test_environment_user_and_directory(envd: Client, tmp_path: Path) -> None:
-    await envd.http.post(
-        "/init", json={"envVars": {"A": "global", "B": "global"}, "defaultWorkdir": str(tmp_path)}
-    )
+async def test_environment_user_and_directory(rpc: Client, tmp_path: Path) -> None:
+    await rpc.http.post("/init", json={"envVars": {"A": "global", "B": "global"}, "defaultWorkdir": str(tmp_path)})
     request = start_request(
         "/bin/sh", "-c", 'echo "$A $B $USER"; pwd; cut -d" " -f5,6 /proc/self/stat', envs={"B": "own"}
     )
-    outcome = await envd.run(request, auth(getpass.getuser()))
+    outcome = await rpc.run(request, auth(getpass.getuser()))
     session = f"{outcome.pid} {outcome.pid}"
     assert outcome.stdout.decode().splitlines() == [f"global own {getpass.getuser()}", str(tmp_path), session]
 
 
-async def test_keepalive(envd: Client) -> None:
-    assert (await envd.shell("sleep 1.4", {"Keepalive-Ping-Interval": "1"})).keepalives == 1
+async def test_keepalive(rpc: Client) -> None:
+    assert (await rpc.shell("sleep 1.4", {"Keepalive-Ping-Interval": "1"})).keepalives == 1
 
 
-async def test_a_process_outlives_its_client_and_is_found_again(envd: Client, tmp_path: Path) -> None:
+async def test_a_process_outlives_its_client_and_is_found_again(rpc: Client, tmp_path: Path) -> None:
     script = "while test ! -e go; do sleep 0.02; done; echo found"
     request = start_request("/bin/sh", "-c", script, cwd=str(tmp_path), tag="job")
-    async with envd.stream("process.Process/Start", request) as events:
+    async with rpc.stream("process.Process/Start", request) as events:
         _, first = await anext(events)
     pid = first["event"]["start"]["pid"]
-    (listed,) = (await envd.ok("process.Process/List", {}))["processes"]
+    (listed,) = (await rpc.ok("process.Process/List", {}))["processes"]
     assert (listed["pid"], listed["tag"], listed["config"]["cmd"]) == (pid, "job", "/bin/sh")
 
     async def attach(selector: Json) -> Outcome:
-        return await envd.follow("process.Process/Connect", {"process": selector})
+        return await rpc.follow("process.Process/Connect", {"process": selector})
 
     selectors: list[Json] = [{"pid": pid}, {"tag": "job"}]
     both = [asyncio.create_task(attach(selector)) for selector in selectors]
@@ -282,7 +249,7 @@ async def test_a_process_outlives_its_client_and_is_found_again(envd: Client, tm
         assert outcome.end is not None
     missing = await attach({"pid": pid})
     assert missing.error == {"code": "not_found", "message": f"process with pid {pid} not found"}
-    assert (await envd.ok("process.Process/List", {}))["processes"] == []
+    assert (await rpc.ok("process.Process/List", {}))["processes"] == []
 
 
 async def test_output_that_nobody_reads_does_not_stop_a_process(envd: Client, tmp_path: Path) -> None:
@@ -297,62 +264,62 @@ async def test_output_that_nobody_reads_does_not_stop_a_process(envd: Client, tm
     await until("it wrote through", through)
 
 
-async def test_input_in_every_way(envd: Client) -> None:
-    running = asyncio.create_task(envd.run({**start_request("cat", cwd="/", tag="cat"), "stdin": True}))
+async def test_input_in_every_way(rpc: Client) -> None:
+    running = asyncio.create_task(rpc.run({**start_request("cat", cwd="/", tag="cat"), "stdin": True}))
     by_tag = {"process": {"tag": "cat"}}
 
     async def listed() -> bool:
-        return bool((await envd.ok("process.Process/List", {}))["processes"])
+        return bool((await rpc.ok("process.Process/List", {}))["processes"])
 
     await until("it runs", listed)
     one, two = (base64.b64encode(text).decode() for text in (b"one ", b"two\xff"))
-    assert await envd.ok("process.Process/SendInput", {**by_tag, "input": {"stdin": one}}) == {}
+    assert await rpc.ok("process.Process/SendInput", {**by_tag, "input": {"stdin": one}}) == {}
     messages: list[Json] = [{"start": by_tag}, {"keepalive": {}}, {"data": {"input": {"stdin": two}}}]
-    answer = await envd.http.post(
+    answer = await rpc.http.post(
         "/process.Process/StreamInput",
-        content=b"".join(map(envelope, messages)),
-        headers={"Content-Type": "application/connect+json"},
+        content=b"".join(rpc.frame("process.Process/StreamInput", message) for message in messages),
+        headers={"Content-Type": f"application/connect+{rpc.codec}"},
     )
-    assert answer.content == envelope({}) + b"\x02\0\0\0\x02{}"
-    assert await envd.code("process.Process/SendInput", {**by_tag, "input": {"pty": one}}) == "internal"
-    assert await envd.code("process.Process/SendInput", {**by_tag, "input": {}}) == "unimplemented"
-    assert await envd.code("process.Process/Update", {**by_tag, "pty": {"size": {"cols": 1, "rows": 1}}})
-    assert await envd.ok("process.Process/CloseStdin", by_tag) == {}
+    empty = b"{}" if rpc.codec == "json" else b""
+    assert answer.content == envelope(empty) + b"\x02\0\0\0\x02{}"
+    assert await rpc.code("process.Process/SendInput", {**by_tag, "input": {"pty": one}}) == "internal"
+    assert await rpc.code("process.Process/SendInput", {**by_tag, "input": {}}) == "unimplemented"
+    assert await rpc.code("process.Process/Update", {**by_tag, "pty": {"size": {"cols": 1, "rows": 1}}})
+    assert await rpc.ok("process.Process/CloseStdin", by_tag) == {}
     assert (await running).stdout == b"one two\xff"
     for method in ("SendInput", "CloseStdin", "SendSignal", "Update"):
-        assert await envd.code(f"process.Process/{method}", by_tag) == "not_found"
+        assert await rpc.code(f"process.Process/{method}", by_tag) == "not_found"
 
 
-async def test_terminal(envd: Client) -> None:
+async def test_terminal(rpc: Client) -> None:
     request = start_request("/bin/sh", "-c", "stty size; read x; stty size; echo got $x", cwd="/", tag="tty")
     request["pty"] = {"size": {"cols": 100, "rows": 30}}
     by_tag, outcome = {"process": {"tag": "tty"}}, Outcome()
-    async with envd.stream("process.Process/Start", request) as events:
+    async with rpc.stream("process.Process/Start", request) as events:
         async for flags, event in events:
             outcome.take(flags, event)
             if outcome.pty == b"30 100\r\n":
-                await envd.ok("process.Process/Update", {**by_tag, "pty": {"size": {"cols": 50, "rows": 20}}})
+                await rpc.ok("process.Process/Update", {**by_tag, "pty": {"size": {"cols": 50, "rows": 20}}})
                 text = base64.b64encode(b"hi\n").decode()
                 assert (
-                    await envd.code("process.Process/SendInput", {**by_tag, "input": {"stdin": text}})
-                    == "internal"
+                    await rpc.code("process.Process/SendInput", {**by_tag, "input": {"stdin": text}}) == "internal"
                 )
-                assert await envd.code("process.Process/CloseStdin", by_tag) == "unknown"
-                await envd.ok("process.Process/SendInput", {**by_tag, "input": {"pty": text}})
+                assert await rpc.code("process.Process/CloseStdin", by_tag) == "unknown"
+                await rpc.ok("process.Process/SendInput", {**by_tag, "input": {"pty": text}})
     assert b"20 50\r\ngot hi\r\n" in outcome.pty
     assert (outcome.stdout, outcome.stderr, outcome.finished) == (b"", b"", True)
 
 
 @pytest.mark.parametrize(("signal", "status"), [("SIGNAL_SIGTERM", "terminated"), (9, "killed")])
-async def test_signals(envd: Client, signal: str | int, status: str) -> None:
+async def test_signals(rpc: Client, signal: str | int, status: str) -> None:
     outcome = Outcome()
-    async with envd.stream("process.Process/Start", start_request("sleep", "60", cwd="/")) as events:
+    async with rpc.stream("process.Process/Start", start_request("sleep", "60", cwd="/")) as events:
         async for flags, event in events:
             outcome.take(flags, event)
             if outcome.order == ["start"]:
                 selector = {"process": {"pid": outcome.pid}}
-                assert await envd.code("process.Process/SendSignal", {**selector, "signal": 2}) == "unimplemented"
-                await envd.ok("process.Process/SendSignal", {**selector, "signal": signal})
+                assert await rpc.code("process.Process/SendSignal", {**selector, "signal": 2}) == "unimplemented"
+                await rpc.ok("process.Process/SendSignal", {**selector, "signal": signal})
     assert outcome.end is not None
     assert (outcome.end["status"], outcome.end["exitCode"]) == (f"signal: {status}", -1)
 
@@ -360,33 +327,33 @@ async def test_signals(envd: Client, signal: str | int, status: str) -> None:
 # --- files
 
 
-async def test_filesystem(envd: Client, tmp_path: Path) -> None:
+async def test_filesystem(rpc: Client, tmp_path: Path) -> None:
     fs, deep = "filesystem.Filesystem/", str(tmp_path / "a" / "b")
-    made = (await envd.ok(fs + "MakeDir", {"path": deep}))["entry"]
+    made = (await rpc.ok(fs + "MakeDir", {"path": deep}))["entry"]
     assert (made["name"], made["type"], made["permissions"]) == ("b", "FILE_TYPE_DIRECTORY", "drwxr-xr-x")
-    assert await envd.code(fs + "MakeDir", {"path": deep}) == "already_exists"
+    assert await rpc.code(fs + "MakeDir", {"path": deep}) == "already_exists"
     (tmp_path / "a" / "f").write_bytes(b"12345")
     (tmp_path / "a" / "dangling").symlink_to("nowhere")
     (tmp_path / "loop").symlink_to("loop")
-    assert await envd.code(fs + "MakeDir", {"path": f"{tmp_path}/a/f"}) == "invalid_argument"
-    entry = (await envd.ok(fs + "Stat", {"path": f"{tmp_path}/a/f"}))["entry"]
+    assert await rpc.code(fs + "MakeDir", {"path": f"{tmp_path}/a/f"}) == "invalid_argument"
+    entry = (await rpc.ok(fs + "Stat", {"path": f"{tmp_path}/a/f"}))["entry"]
     assert (entry["size"], entry["type"], entry["owner"]) == ("5", "FILE_TYPE_FILE", getpass.getuser())
-    assert await envd.code(fs + "Stat", {"path": f"{tmp_path}/none"}) == "not_found"
-    assert await envd.code(fs + "Stat", {"path": "~other"}) == "invalid_argument"
-    shallow = (await envd.ok(fs + "ListDir", {"path": str(tmp_path)}))["entries"]
+    assert await rpc.code(fs + "Stat", {"path": f"{tmp_path}/none"}) == "not_found"
+    assert await rpc.code(fs + "Stat", {"path": "~other"}) == "invalid_argument"
+    shallow = (await rpc.ok(fs + "ListDir", {"path": str(tmp_path)}))["entries"]
     assert [e["name"] for e in shallow] == ["a", "loop"]
-    listed = (await envd.ok(fs + "ListDir", {"path": str(tmp_path), "depth": 2}))["entries"]
+    listed = (await rpc.ok(fs + "ListDir", {"path": str(tmp_path), "depth": 2}))["entries"]
     assert [e["name"] for e in listed] == ["a", "b", "dangling", "f", "loop"]
     link = listed[2]
     assert (link["type"], link["symlinkTarget"]) == ("FILE_TYPE_SYMLINK", "nowhere")
-    assert await envd.code(fs + "ListDir", {"path": f"{tmp_path}/a/f"}) == "invalid_argument"
-    assert await envd.code(fs + "ListDir", {"path": f"{tmp_path}/none"}) == "not_found"
-    assert await envd.code(fs + "ListDir", {"path": f"{tmp_path}/loop"}) == "failed_precondition"
-    moved = await envd.ok(fs + "Move", {"source": f"{tmp_path}/a/f", "destination": f"{tmp_path}/new/g"})
+    assert await rpc.code(fs + "ListDir", {"path": f"{tmp_path}/a/f"}) == "invalid_argument"
+    assert await rpc.code(fs + "ListDir", {"path": f"{tmp_path}/none"}) == "not_found"
+    assert await rpc.code(fs + "ListDir", {"path": f"{tmp_path}/loop"}) == "failed_precondition"
+    moved = await rpc.ok(fs + "Move", {"source": f"{tmp_path}/a/f", "destination": f"{tmp_path}/new/g"})
     assert moved["entry"]["path"] == f"{tmp_path}/new/g"
-    assert await envd.code(fs + "Move", {"source": f"{tmp_path}/a/f", "destination": "/x"}) == "not_found"
+    assert await rpc.code(fs + "Move", {"source": f"{tmp_path}/a/f", "destination": "/x"}) == "not_found"
     for _ in range(2):
-        assert await envd.ok(fs + "Remove", {"path": f"{tmp_path}/a"}) == {}
+        assert await rpc.ok(fs + "Remove", {"path": f"{tmp_path}/a"}) == {}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["loop", "new"]
 
 
@@ -526,7 +493,7 @@ async def test_kill_reaches_the_whole_session(envd: Client) -> None:
         assert (await envd.http.post("/aenv/kill", params={"pid": pid})).status_code == status
 
 
-async def test_the_daemon_says_why_a_command_cannot_start(envd: Client, tmp_path: Path) -> None:
+async def test_the_daemon_says_why_a_command_cannot_start(rpc: Client, tmp_path: Path) -> None:
     (tmp_path / "plain").write_text("x")
     for request, reason in (
         (start_request("no-such-command", cwd="/"), "command_not_found"),
@@ -534,7 +501,7 @@ async def test_the_daemon_says_why_a_command_cannot_start(envd: Client, tmp_path
         (start_request(str(tmp_path / "plain"), cwd="/"), "command_not_executable"),
         (start_request("/bin/sh", cwd="/no/such"), "command_not_executable"),
     ):
-        error = (await envd.run(request)).error
+        error = (await rpc.run(request)).error
         assert error is not None and (error["code"], error["reason"]) == ("invalid_argument", reason)
 
 

@@ -5,12 +5,14 @@ import (
 	"encoding/json"
 	"fmt"
 	"mime"
+	"reflect"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// Codec turns messages into bytes. A protobuf codec is added by implementing
-// this and returning it from codecFor; nothing else knows the encoding.
+// Codec turns messages into bytes. Nothing but codecFor knows which one serves a
+// call: handlers are the same for all.
 type Codec interface {
 	Name() string
 	Marshal(v any) ([]byte, error)
@@ -32,23 +34,35 @@ func (jsonCodec) Unmarshal(data []byte, v any) error {
 	return nil
 }
 
-// codecFor picks the codec by content type. The name is known even when the
-// codec is not, because a stream answers its error under the client's own type.
-func codecFor(contentType, prefix string) (name string, codec Codec, err error) {
-	media, _, perr := mime.ParseMediaType(contentType)
-	if perr != nil {
+type protoCodec struct{}
+
+func (protoCodec) Name() string { return "proto" }
+
+func (protoCodec) Marshal(v any) ([]byte, error) {
+	return encode(nil, reflect.Indirect(reflect.ValueOf(v))), nil
+}
+
+func (protoCodec) Unmarshal(data []byte, v any) error {
+	return new(decoder).decode(data, reflect.ValueOf(v).Elem(), 0)
+}
+
+// codecFor picks the codec by content type; JSON also for the error that there
+// is no other.
+func codecFor(contentType, prefix string) (Codec, error) {
+	media, _, err := mime.ParseMediaType(contentType)
+	if err != nil {
 		media = strings.TrimSpace(contentType)
 	}
 	name, found := strings.CutPrefix(media, prefix)
 	switch {
 	case !found:
-		return "json", nil, Errorf(InvalidArgument, "content type %q: this method needs %sjson", contentType, prefix)
+		return jsonCodec{}, Errorf(InvalidArgument, "content type %q: this method needs %sjson or %[2]sproto", contentType, prefix)
 	case name == "json":
-		return name, jsonCodec{}, nil
+		return jsonCodec{}, nil
 	case name == "proto":
-		return name, nil, Errorf(Unimplemented, "the protobuf codec is not supported yet; use %sjson", prefix)
+		return protoCodec{}, nil
 	}
-	return "json", nil, Errorf(InvalidArgument, "content type %q: unknown codec", contentType)
+	return jsonCodec{}, Errorf(InvalidArgument, "content type %q: unknown codec", contentType)
 }
 
 // Uint32 follows the JSON mapping of protobuf: a number, or a number in a string.
@@ -87,4 +101,20 @@ func (b *Bytes) UnmarshalJSON(data []byte) error {
 	}
 	*b = raw
 	return nil
+}
+
+// Timestamp is google.protobuf.Timestamp: RFC 3339 in JSON.
+type Timestamp struct {
+	Seconds int64 `pb:"1"`
+	Nanos   int32 `pb:"2"`
+}
+
+// NewTimestamp converts.
+func NewTimestamp(t time.Time) Timestamp {
+	return Timestamp{Seconds: t.Unix(), Nanos: int32(t.Nanosecond())}
+}
+
+// MarshalJSON writes it in UTC.
+func (t Timestamp) MarshalJSON() ([]byte, error) {
+	return json.Marshal(time.Unix(t.Seconds, int64(t.Nanos)).UTC().Format(time.RFC3339Nano))
 }

@@ -20,12 +20,12 @@ func TestEnvelopeRoundTrip(t *testing.T) {
 	wire := AppendEnvelope(AppendEnvelope(nil, 0, []byte("one")), 0, nil)
 	r := bytes.NewReader(wire)
 	for _, want := range []string{"one", ""} {
-		got, err := ReadEnvelope(r)
+		got, err := ReadEnvelope(r, false)
 		if err != nil || string(got) != want {
 			t.Fatalf("got %q, %v; want %q", got, err, want)
 		}
 	}
-	if _, err := ReadEnvelope(r); !errors.Is(err, io.EOF) {
+	if _, err := ReadEnvelope(r, false); !errors.Is(err, io.EOF) {
 		t.Fatalf("at the end: %v", err)
 	}
 }
@@ -38,10 +38,10 @@ func TestEnvelopeRefusesWhatItMust(t *testing.T) {
 	}{
 		"cut header": {[]byte{0, 0}, InvalidArgument},
 		"cut body":   {[]byte{0, 0, 0, 0, 9, 'x'}, InvalidArgument},
-		"compressed": {[]byte{1, 0, 0, 0, 0}, Unimplemented},
+		"compressed": {[]byte{1, 0, 0, 0, 0}, InvalidArgument},
 		"too large":  {huge, ResourceExhausted},
 	} {
-		_, err := ReadEnvelope(bytes.NewReader(c.wire))
+		_, err := ReadEnvelope(bytes.NewReader(c.wire), false)
 		if err == nil || AsError(err).Code != c.code {
 			t.Errorf("%s: %v, want code %s", name, err, c.code)
 		}
@@ -105,7 +105,7 @@ func TestJSONMapping(t *testing.T) {
 }
 
 type echo struct {
-	Text string `json:"text"`
+	Text string `json:"text" pb:"1"`
 }
 
 func call(h http.Handler, contentType string, body []byte, headers ...string) *httptest.ResponseRecorder {
@@ -134,7 +134,7 @@ func TestUnaryForms(t *testing.T) {
 		w.Body.String() != `{"code":"not_found","message":"nothing"}` {
 		t.Errorf("%d %s", w.Code, w.Body)
 	}
-	for contentType, status := range map[string]int{"application/proto": 501, "text/plain": 400, "": 400} {
+	for contentType, status := range map[string]int{"application/avro": 400, "text/plain": 400, "": 400} {
 		if w = call(h, contentType, []byte(`{}`)); w.Code != status {
 			t.Errorf("%q: %d, want %d", contentType, w.Code, status)
 		}
@@ -145,7 +145,7 @@ func TestUnaryForms(t *testing.T) {
 	if w = call(h, "application/json", []byte(`{}`), "Connect-Timeout-Ms", "soon"); w.Code != 400 {
 		t.Errorf("bad time-out: %d", w.Code)
 	}
-	if w = call(h, "application/json", bytes.Repeat([]byte(" "), MaxJSON+1)); w.Code != 429 {
+	if w = call(h, "application/json", bytes.Repeat([]byte(" "), MaxUnary+1)); w.Code != 429 {
 		t.Errorf("too large: %d", w.Code)
 	}
 }
@@ -157,12 +157,10 @@ func TestStreamErrorsTravelInTheEndEnvelope(t *testing.T) {
 	if w.Code != 200 || w.Body.String() != want || w.Header().Get("Content-Type") != "application/connect+json" {
 		t.Errorf("%d %q", w.Code, w.Body)
 	}
-	for _, handler := range []http.Handler{h, NotSupported("not yet")} {
-		w = call(handler, "application/connect+proto", AppendEnvelope(nil, 0, nil))
-		if w.Code != 200 || w.Header().Get("Content-Type") != "application/connect+proto" ||
-			w.Body.Bytes()[0] != 2 || !strings.Contains(w.Body.String(), `"code":"unimplemented"`) {
-			t.Errorf("%d %q", w.Code, w.Body)
-		}
+	w = call(h, "application/connect+proto", AppendEnvelope(nil, 0, []byte("\x0a\x01a")))
+	want = string(AppendEnvelope(AppendEnvelope(nil, 0, []byte("\x0a\x01a")), 2, []byte("{}")))
+	if w.Code != 200 || w.Body.String() != want || w.Header().Get("Content-Type") != "application/connect+proto" {
+		t.Errorf("%d %q", w.Code, w.Body)
 	}
 	if w = call(h, "application/connect+json", nil); !strings.Contains(w.Body.String(), "invalid_argument") {
 		t.Errorf("no message: %q", w.Body)

@@ -7,8 +7,9 @@ import (
 	"io"
 )
 
-// MaxEnvelope bounds one message of a stream, so that a client cannot make the
-// daemon allocate what a length prefix promises.
+// MaxEnvelope bounds one message of a stream, as it comes and as it is after
+// decompression, so that a client cannot make the daemon allocate what a length
+// prefix or a few bytes of gzip promise.
 const MaxEnvelope = 16 << 20
 
 const (
@@ -16,9 +17,10 @@ const (
 	flagEnd        = 0x02
 )
 
-// ReadEnvelope reads one message. io.EOF means the stream ended between two
-// messages; a stream that ends inside one is an error.
-func ReadEnvelope(r io.Reader) ([]byte, error) {
+// ReadEnvelope reads one message; unzip says that messages may be compressed.
+// io.EOF means the stream ended between two messages; a stream that ends inside
+// one is an error.
+func ReadEnvelope(r io.Reader, unzip bool) ([]byte, error) {
 	var head [5]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		if errors.Is(err, io.EOF) {
@@ -26,8 +28,9 @@ func ReadEnvelope(r io.Reader) ([]byte, error) {
 		}
 		return nil, Errorf(InvalidArgument, "the request ends inside an envelope header")
 	}
-	if head[0]&flagCompressed != 0 {
-		return nil, Errorf(Unimplemented, "compressed messages are not supported")
+	compressed := head[0]&flagCompressed != 0
+	if compressed && !unzip {
+		return nil, Errorf(InvalidArgument, "a message is compressed and Connect-Content-Encoding does not say how")
 	}
 	size := binary.BigEndian.Uint32(head[1:])
 	if size > MaxEnvelope {
@@ -42,6 +45,9 @@ func ReadEnvelope(r io.Reader) ([]byte, error) {
 	}
 	if head[0]&flagEnd != 0 {
 		return nil, io.EOF
+	}
+	if compressed {
+		return decompress(body, MaxEnvelope)
 	}
 	return body, nil
 }

@@ -1,5 +1,5 @@
 // Package connect speaks the Connect RPC protocol over HTTP/1.1: unary calls,
-// server streams and client streams, with the JSON codec.
+// server streams and client streams, in JSON and in protobuf.
 package connect
 
 import (

@@ -9,12 +9,8 @@ import (
 	"time"
 )
 
-// MaxJSON bounds a unary request.
-const MaxJSON = 4 << 20
-
-// writeLimit bounds one write to a client. A connection that died without a
-// word (its peer was left behind by a snapshot) must not hold a stream for ever.
-const writeLimit = 5 * time.Minute
+// MaxUnary bounds a unary request, also after decompression.
+const MaxUnary = 4 << 20
 
 // Call is what a method may know of its request beside the message.
 type Call struct {
@@ -60,27 +56,39 @@ func readBounded(r io.Reader, limit int64) ([]byte, error) {
 // Unary serves one request, one reply.
 func Unary[Req, Res any](fn func(*Call, *Req) (*Res, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		body, err := unary(r, fn)
+		codec, err := codecFor(r.Header.Get("Content-Type"), "application/")
+		var body []byte
+		if err == nil {
+			body, err = unary(r, codec, fn)
+		}
 		if err != nil {
 			WriteError(w, err)
 			return
 		}
-		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Content-Type", "application/"+codec.Name())
+		w.Header().Set("Vary", "Accept-Encoding")
+		if len(body) >= minCompress && takesGzip(r.Header.Get("Accept-Encoding")) {
+			w.Header().Set("Content-Encoding", "gzip")
+			body = compress(body)
+		}
 		_, _ = w.Write(body)
 	})
 }
 
-func unary[Req, Res any](r *http.Request, fn func(*Call, *Req) (*Res, error)) ([]byte, error) {
-	_, codec, err := codecFor(r.Header.Get("Content-Type"), "application/")
-	if err != nil {
-		return nil, err
-	}
+func unary[Req, Res any](r *http.Request, codec Codec, fn func(*Call, *Req) (*Res, error)) ([]byte, error) {
 	call, cancel, err := newCall(r)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
-	body, err := readBounded(r.Body, MaxJSON)
+	unzip, err := zipped(r.Header.Get("Content-Encoding"))
+	if err != nil {
+		return nil, err
+	}
+	body, err := readBounded(r.Body, MaxUnary)
+	if err == nil && unzip {
+		body, err = decompress(body, MaxUnary)
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -95,51 +103,16 @@ func unary[Req, Res any](r *http.Request, fn func(*Call, *Req) (*Res, error)) ([
 	return codec.Marshal(res)
 }
 
-// stream writes the envelopes of one reply.
-type stream struct {
-	w       http.ResponseWriter
-	control *http.ResponseController
-	codec   Codec
-}
-
-func newStream(w http.ResponseWriter, name string, codec Codec) *stream {
-	w.Header().Set("Content-Type", "application/connect+"+name)
-	w.WriteHeader(http.StatusOK)
-	return &stream{w: w, control: http.NewResponseController(w), codec: codec}
-}
-
-func (s *stream) write(flags byte, payload []byte) error {
-	_ = s.control.SetWriteDeadline(time.Now().Add(writeLimit))
-	if _, err := s.w.Write(AppendEnvelope(make([]byte, 0, len(payload)+5), flags, payload)); err != nil {
-		return err
-	}
-	return s.control.Flush()
-}
-
-func (s *stream) send(v any) error {
-	payload, err := s.codec.Marshal(v)
-	if err != nil {
-		return err
-	}
-	return s.write(0, payload)
-}
-
-func (s *stream) end(err error) {
-	_ = s.write(flagEnd, endPayload(err))
-	// The connection may live on for other calls: they set their own limit.
-	_ = s.control.SetWriteDeadline(time.Time{})
-}
-
 // ServerStream serves one request, many replies. Errors found before the first
 // message travel in the end envelope too: the status is 200 always.
 func ServerStream[Req any](fn func(*Call, *Req, func(any) error) error) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
+		codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
 		req := new(Req)
 		if err == nil {
-			err = readOne(r.Body, codec, req)
+			err = readOne(r, codec, req)
 		}
-		out := newStream(w, name, codec)
+		out := newStream(w, r, codec)
 		if err != nil {
 			out.end(err)
 			return
@@ -156,15 +129,19 @@ func ServerStream[Req any](fn func(*Call, *Req, func(any) error) error) http.Han
 
 // readOne reads the whole body: only then does net/http notice that a client
 // went away.
-func readOne(body io.Reader, codec Codec, req any) error {
-	payload, err := ReadEnvelope(body)
+func readOne(r *http.Request, codec Codec, req any) error {
+	unzip, err := zipped(r.Header.Get("Connect-Content-Encoding"))
+	if err != nil {
+		return err
+	}
+	payload, err := ReadEnvelope(r.Body, unzip)
 	if err != nil {
 		if errors.Is(err, io.EOF) {
 			return Errorf(InvalidArgument, "the request holds no message")
 		}
 		return err
 	}
-	if n, _ := io.CopyN(io.Discard, body, MaxEnvelope); n == MaxEnvelope {
+	if n, _ := io.CopyN(io.Discard, r.Body, MaxEnvelope); n == MaxEnvelope {
 		return TooLargef("the request goes on after its message")
 	}
 	return codec.Unmarshal(payload, req)
@@ -173,12 +150,12 @@ func readOne(body io.Reader, codec Codec, req any) error {
 // ClientStream serves many requests, one reply. fn calls next until io.EOF.
 func ClientStream[Req, Res any](fn func(call *Call, next func() (*Req, error)) (*Res, error)) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
+		codec, err := codecFor(r.Header.Get("Content-Type"), "application/connect+")
 		var res *Res
 		if err == nil {
 			res, err = clientStream(r, codec, fn)
 		}
-		out := newStream(w, name, codec)
+		out := newStream(w, r, codec)
 		if err == nil {
 			err = out.send(res)
 		}
@@ -189,31 +166,21 @@ func ClientStream[Req, Res any](fn func(call *Call, next func() (*Req, error)) (
 func clientStream[Req, Res any](
 	r *http.Request, codec Codec, fn func(*Call, func() (*Req, error)) (*Res, error),
 ) (*Res, error) {
+	unzip, err := zipped(r.Header.Get("Connect-Content-Encoding"))
+	if err != nil {
+		return nil, err
+	}
 	call, cancel, err := newCall(r)
 	if err != nil {
 		return nil, err
 	}
 	defer cancel()
 	return fn(call, func() (*Req, error) {
-		payload, err := ReadEnvelope(r.Body)
+		payload, err := ReadEnvelope(r.Body, unzip)
 		if err != nil {
 			return nil, err
 		}
 		req := new(Req)
 		return req, codec.Unmarshal(payload, req)
-	})
-}
-
-// NotSupported answers a known method that this daemon does not serve yet, in
-// the form its kind of call expects.
-func NotSupported(why string) http.Handler {
-	err := Errorf(Unimplemented, "%s", why)
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		name, codec, cerr := codecFor(r.Header.Get("Content-Type"), "application/connect+")
-		if cerr != nil && codec == nil && name == "json" {
-			WriteError(w, err)
-			return
-		}
-		newStream(w, name, codec).end(err)
 	})
 }

@@ -1,4 +1,4 @@
-// Package files serves GET and POST /files.
+// Package files serves GET and POST /files and POST /files/compose.
 package files
 
 import (
@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"syscall"
 
+	"aenv/envd/internal/metadata"
 	"aenv/envd/internal/users"
 )
 
@@ -17,7 +18,7 @@ type Settings interface {
 	Workdir() string
 }
 
-// Service serves both endpoints.
+// Service serves the endpoints.
 type Service struct{ settings Settings }
 
 // New makes one.
@@ -30,7 +31,7 @@ func Fail(w http.ResponseWriter, status int, message string) {
 		Message string `json:"message"`
 	}{status, message})
 	// A handler may have set these for the answer that it did not give.
-	for _, name := range []string{"Content-Length", "Content-Encoding", "Last-Modified", "Accept-Ranges"} {
+	for _, name := range []string{"Content-Length", "Content-Encoding", "Last-Modified", "Accept-Ranges", "ETag"} {
 		w.Header().Del(name)
 	}
 	w.Header().Set("Content-Type", "application/json")
@@ -51,6 +52,8 @@ func StatusOf(err error) int {
 	switch {
 	case errors.As(err, &known):
 		return known.status
+	case errors.Is(err, metadata.ErrInvalid):
+		return http.StatusBadRequest
 	case errors.Is(err, users.ErrUnknown):
 		return http.StatusUnauthorized
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):

@@ -14,14 +14,27 @@ import (
 	"strings"
 	"syscall"
 
+	"aenv/envd/internal/metadata"
 	"aenv/envd/internal/users"
 )
+
+// maxFiles bounds one multipart request: each is remembered until the reply.
+const maxFiles = 100_000
 
 // Written describes one uploaded file.
 type Written struct {
 	Path string `json:"path"`
 	Name string `json:"name"`
 	Type string `json:"type"`
+	// Metadata is what the file has now, read back.
+	Metadata map[string]string `json:"metadata,omitempty"`
+}
+
+// order is one upload request: what holds for all of its files.
+type order struct {
+	*http.Request
+	metadata map[string]string
+	seen     map[string]bool
 }
 
 // Upload serves POST /files.
@@ -37,10 +50,9 @@ func (s *Service) Upload(w http.ResponseWriter, r *http.Request) {
 }
 
 func (s *Service) upload(r *http.Request) ([]Written, error) {
-	for name := range r.Header {
-		if strings.HasPrefix(name, "X-Metadata-") {
-			return nil, &httpError{http.StatusNotImplemented, "file metadata (" + name + ") is not supported yet"}
-		}
+	values, err := metadata.FromHeaders(r.Header)
+	if err != nil {
+		return nil, err
 	}
 	media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
 	if err != nil {
@@ -50,14 +62,15 @@ func (s *Service) upload(r *http.Request) ([]Written, error) {
 	if err != nil {
 		return nil, err
 	}
+	o := &order{Request: r, metadata: values, seen: map[string]bool{}}
 	switch media {
 	case "multipart/form-data":
-		return s.multipart(r, multipart.NewReader(body, params["boundary"]))
+		return s.multipart(o, multipart.NewReader(body, params["boundary"]))
 	case "application/octet-stream":
 		if r.URL.Query().Get("path") == "" {
 			return nil, &httpError{http.StatusBadRequest, "an octet-stream upload needs the path query"}
 		}
-		one, err := s.write(r, r.URL.Query().Get("path"), body, nil)
+		one, err := s.write(o, r.URL.Query().Get("path"), body)
 		if err != nil {
 			return nil, err
 		}
@@ -82,9 +95,8 @@ func Decoded(r *http.Request) (io.Reader, error) {
 	}
 }
 
-func (s *Service) multipart(r *http.Request, parts *multipart.Reader) ([]Written, error) {
+func (s *Service) multipart(o *order, parts *multipart.Reader) ([]Written, error) {
 	written := []Written{}
-	seen := map[string]bool{}
 	for {
 		part, err := parts.NextRawPart()
 		if errors.Is(err, io.EOF) {
@@ -96,7 +108,7 @@ func (s *Service) multipart(r *http.Request, parts *multipart.Reader) ([]Written
 		if part.FormName() != "file" {
 			continue
 		}
-		target := r.URL.Query().Get("path")
+		target := o.URL.Query().Get("path")
 		if target == "" {
 			// Part.FileName would strip the directories, which clients mean.
 			_, params, err := mime.ParseMediaType(part.Header.Get("Content-Disposition"))
@@ -105,11 +117,13 @@ func (s *Service) multipart(r *http.Request, parts *multipart.Reader) ([]Written
 			}
 			target = params["filename"]
 		}
-		one, err := s.write(r, target, part, seen)
+		one, err := s.write(o, target, part)
 		if err != nil {
 			return nil, err
 		}
-		written = append(written, *one)
+		if written = append(written, *one); len(written) > maxFiles {
+			return nil, badRequest("more than %d files in one request", maxFiles)
+		}
 	}
 	if len(written) == 0 {
 		return nil, &httpError{http.StatusBadRequest, `the multipart body holds no part named "file"`}
@@ -117,17 +131,15 @@ func (s *Service) multipart(r *http.Request, parts *multipart.Reader) ([]Written
 	return written, nil
 }
 
-func (s *Service) write(r *http.Request, target string, body io.Reader, seen map[string]bool) (*Written, error) {
-	path, u, err := Resolve(s.settings, r, target)
+func (s *Service) write(o *order, target string, body io.Reader) (*Written, error) {
+	path, u, err := Resolve(s.settings, o.Request, target)
 	if err != nil {
 		return nil, err
 	}
-	if seen != nil {
-		if seen[path] {
-			return nil, &httpError{http.StatusBadRequest, "the request names the same file twice: " + path}
-		}
-		seen[path] = true
+	if o.seen[path] {
+		return nil, &httpError{http.StatusBadRequest, "the request names the same file twice: " + path}
 	}
+	o.seen[path] = true
 	if err := users.MkdirAll(filepath.Dir(path), u, 0o755); err != nil {
 		return nil, err
 	}
@@ -147,10 +159,26 @@ func (s *Service) write(r *http.Request, target string, body io.Reader, seen map
 	if err == nil {
 		err = copyBody(f, body)
 	}
+	if err == nil {
+		err = describe(f, o.metadata)
+	}
 	if err := errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	return &Written{Path: path, Name: filepath.Base(path), Type: "file"}, nil
+	written := &Written{Path: path, Name: filepath.Base(path), Type: "file"}
+	if real, err := filepath.EvalSymlinks(path); err == nil {
+		written.Metadata = metadata.Of(real)
+	}
+	return written, nil
+}
+
+// describe replaces the metadata, also by none: it was that of the old content.
+// Where a file system has none the content still counts, and the reply tells.
+func describe(f *os.File, values map[string]string) error {
+	if err := metadata.Replace(int(f.Fd()), values); err != nil && !metadata.Unsupported(err) {
+		return fmt.Errorf("cannot store the metadata of %s: %w", f.Name(), err)
+	}
+	return nil
 }
 
 // copyBody tells a broken request from a full disk.

@@ -5,36 +5,39 @@ import (
 	"os"
 	"path/filepath"
 	"syscall"
-	"time"
 
+	"aenv/envd/internal/connect"
+	"aenv/envd/internal/metadata"
 	"aenv/envd/internal/users"
 )
 
-// Entry describes one file. Links use the encoding that every client knows:
-// type SYMLINK and a target.
+// Entry describes one file. Links use the encoding that every client knows,
+// type SYMLINK and a target, and say so in the newer one too.
 type Entry struct {
-	Name          string  `json:"name"`
-	Type          string  `json:"type"`
-	Path          string  `json:"path"`
-	Size          int64   `json:"size,string"`
-	Mode          uint32  `json:"mode"`
-	Permissions   string  `json:"permissions"`
-	Owner         string  `json:"owner"`
-	Group         string  `json:"group"`
-	ModifiedTime  string  `json:"modifiedTime"`
-	SymlinkTarget *string `json:"symlinkTarget,omitempty"`
+	Name          string            `json:"name" pb:"1"`
+	Type          FileType          `json:"type" pb:"2"`
+	Path          string            `json:"path" pb:"3"`
+	Size          int64             `json:"size,string" pb:"4"`
+	Mode          uint32            `json:"mode" pb:"5"`
+	Permissions   string            `json:"permissions" pb:"6"`
+	Owner         string            `json:"owner" pb:"7"`
+	Group         string            `json:"group" pb:"8"`
+	ModifiedTime  connect.Timestamp `json:"modifiedTime" pb:"9"`
+	SymlinkTarget *string           `json:"symlinkTarget,omitempty" pb:"10"`
+	Metadata      map[string]string `json:"metadata,omitempty" pb:"11"`
+	IsSymlink     bool              `json:"isSymlink,omitempty" pb:"12"`
 }
 
-func typeName(mode os.FileMode) string {
+func typeOf(mode os.FileMode) FileType {
 	switch {
 	case mode.IsDir():
-		return "FILE_TYPE_DIRECTORY"
+		return TypeDirectory
 	case mode&os.ModeSymlink != 0:
-		return "FILE_TYPE_SYMLINK"
+		return TypeSymlink
 	case mode.IsRegular():
-		return "FILE_TYPE_FILE"
+		return TypeFile
 	}
-	return "FILE_TYPE_UNSPECIFIED"
+	return TypeUnspecified
 }
 
 // permissions writes a mode as ls(1) does.
@@ -68,22 +71,43 @@ func permissions(raw uint32) string {
 	return string(out)
 }
 
-func newEntry(path string, info os.FileInfo, names *users.Names) *Entry {
+// maxMetadata bounds what one reply says of the metadata of its entries.
+const maxMetadata = 16 << 20
+
+// describer makes the entries of one reply.
+type describer struct {
+	names    *users.Names
+	metadata int
+}
+
+func (s *Service) describer() *describer { return &describer{names: s.db.Names()} }
+
+func (d *describer) entry(path string, info os.FileInfo) (*Entry, error) {
 	e := &Entry{
 		Name:         filepath.Base(path),
-		Type:         typeName(info.Mode()),
+		Type:         typeOf(info.Mode()),
 		Path:         path,
 		Size:         info.Size(),
-		ModifiedTime: info.ModTime().UTC().Format(time.RFC3339Nano),
+		ModifiedTime: connect.NewTimestamp(info.ModTime()),
+		IsSymlink:    info.Mode()&os.ModeSymlink != 0,
 	}
 	if st, ok := info.Sys().(*syscall.Stat_t); ok {
 		e.Mode, e.Permissions = uint32(st.Mode)&0o7777, permissions(uint32(st.Mode))
-		e.Owner, e.Group = names.User(st.Uid), names.Group(st.Gid)
+		e.Owner, e.Group = d.names.User(st.Uid), d.names.Group(st.Gid)
 	}
-	if info.Mode()&os.ModeSymlink != 0 {
+	if e.IsSymlink {
 		if target, err := os.Readlink(path); err == nil {
 			e.SymlinkTarget = &target
 		}
 	}
-	return e
+	if e.Type == TypeFile || e.Type == TypeDirectory {
+		e.Metadata = metadata.Of(path)
+	}
+	for key, value := range e.Metadata {
+		d.metadata += len(key) + len(value)
+	}
+	if d.metadata > maxMetadata {
+		return nil, connect.TooLargef("the metadata of the entries is over %d bytes: ask for fewer entries", maxMetadata)
+	}
+	return e, nil
 }

@@ -27,42 +27,11 @@ type Settings interface {
 type Service struct {
 	settings Settings
 	db       users.DB
+	watchers watchers
 }
 
 // New makes one.
-func New(settings Settings, db users.DB) *Service { return &Service{settings, db} }
-
-// PathRequest names one path.
-type PathRequest struct {
-	Path string `json:"path"`
-}
-
-// ListRequest lists a directory to a depth; 0 is 1.
-type ListRequest struct {
-	Path  string         `json:"path"`
-	Depth connect.Uint32 `json:"depth"`
-}
-
-// MoveRequest renames.
-type MoveRequest struct {
-	Source      string `json:"source"`
-	Destination string `json:"destination"`
-}
-
-// EntryResponse is one entry.
-type EntryResponse struct {
-	Entry *Entry `json:"entry"`
-}
-
-// ListResponse is the entries of a directory.
-type ListResponse struct {
-	Entries []*Entry `json:"entries"`
-}
-
-// Empty says only that it worked.
-type Empty struct{}
-
-const noWatch = "watching directories is not supported yet"
+func New(settings Settings, db users.DB) *Service { return &Service{settings: settings, db: db} }
 
 // Handlers are the methods by name.
 func (s *Service) Handlers() map[string]http.Handler {
@@ -72,10 +41,10 @@ func (s *Service) Handlers() map[string]http.Handler {
 		"Move":             connect.Unary(s.move),
 		"ListDir":          connect.Unary(s.listDir),
 		"Remove":           connect.Unary(s.remove),
-		"WatchDir":         connect.NotSupported(noWatch),
-		"CreateWatcher":    connect.NotSupported(noWatch),
-		"GetWatcherEvents": connect.NotSupported(noWatch),
-		"RemoveWatcher":    connect.NotSupported(noWatch),
+		"WatchDir":         connect.ServerStream(s.watchDir),
+		"CreateWatcher":    connect.Unary(s.createWatcher),
+		"GetWatcherEvents": connect.Unary(s.getWatcherEvents),
+		"RemoveWatcher":    connect.Unary(s.removeWatcher),
 	}
 }
 
@@ -96,7 +65,11 @@ func (s *Service) entry(path string) (*EntryResponse, error) {
 	if err != nil {
 		return nil, pathError(path, err)
 	}
-	return &EntryResponse{newEntry(path, info, s.db.Names())}, nil
+	entry, err := s.describer().entry(path, info)
+	if err != nil {
+		return nil, err
+	}
+	return &EntryResponse{entry}, nil
 }
 
 func pathError(path string, err error) error {
@@ -182,7 +155,7 @@ func (s *Service) listDir(call *connect.Call, req *ListRequest) (*ListResponse, 
 	if !st.IsDir() {
 		return nil, connect.Errorf(connect.InvalidArgument, "path is not a directory: %s", path)
 	}
-	l := &lister{call: call, names: s.db.Names(), entries: []*Entry{}}
+	l := &lister{call: call, describer: s.describer(), entries: []*Entry{}}
 	depth := int(req.Depth)
 	if depth == 0 {
 		depth = 1
@@ -194,8 +167,8 @@ func (s *Service) listDir(call *connect.Call, req *ListRequest) (*ListResponse, 
 }
 
 type lister struct {
+	*describer
 	call    *connect.Call
-	names   *users.Names
 	entries []*Entry
 }
 
@@ -223,7 +196,11 @@ func (l *lister) walk(dir string, depth int) error {
 		if err != nil {
 			continue // it went away meanwhile
 		}
-		l.entries = append(l.entries, newEntry(path, info, l.names))
+		entry, err := l.entry(path, info)
+		if err != nil {
+			return err
+		}
+		l.entries = append(l.entries, entry)
 		if info.IsDir() && depth > 1 {
 			if err := l.walk(path, depth-1); err != nil && !gone(err) {
 				return err

@@ -237,7 +237,7 @@ func TestInput(t *testing.T) {
 		t.Error(err)
 	}
 	messages := []*StreamInputRequest{
-		{Start: &SelectRequest{sel}}, {Keepalive: []byte("{}")}, {Data: &InputRequest{Input: &Input{Stdin: &two}}},
+		{Start: &SelectRequest{sel}}, {Keepalive: &Empty{}}, {Data: &InputRequest{Input: &Input{Stdin: &two}}},
 	}
 	next := func() (*StreamInputRequest, error) {
 		if len(messages) == 0 {

@@ -8,75 +8,75 @@ import (
 	"aenv/envd/internal/connect"
 )
 
-// The messages of process.Process, in the JSON mapping of protobuf.
+// The messages of process.Process: names in JSON, numbers in protobuf.
 
 // Config is what to run.
 type Config struct {
-	Cmd  string            `json:"cmd"`
-	Args []string          `json:"args,omitempty"`
-	Envs map[string]string `json:"envs,omitempty"`
-	Cwd  *string           `json:"cwd,omitempty"`
+	Cmd  string            `json:"cmd" pb:"1"`
+	Args []string          `json:"args,omitempty" pb:"2"`
+	Envs map[string]string `json:"envs,omitempty" pb:"3"`
+	Cwd  *string           `json:"cwd,omitempty" pb:"4"`
 }
 
 // Size is a terminal size.
 type Size struct {
-	Cols connect.Uint32 `json:"cols"`
-	Rows connect.Uint32 `json:"rows"`
+	Cols connect.Uint32 `json:"cols" pb:"1"`
+	Rows connect.Uint32 `json:"rows" pb:"2"`
 }
 
 // PTY asks for a terminal.
 type PTY struct {
-	Size *Size `json:"size"`
+	Size *Size `json:"size" pb:"1"`
 }
 
 // Selector names a process by pid or tag.
 type Selector struct {
-	Pid *connect.Uint32 `json:"pid"`
-	Tag *string         `json:"tag"`
+	Pid *connect.Uint32 `json:"pid" pb:"1"`
+	Tag *string         `json:"tag" pb:"2"`
 }
 
 // Input is bytes for one of the two kinds of input.
 type Input struct {
-	Stdin *connect.Bytes `json:"stdin"`
-	Pty   *connect.Bytes `json:"pty"`
+	Stdin *connect.Bytes `json:"stdin" pb:"1"`
+	Pty   *connect.Bytes `json:"pty" pb:"2"`
 }
 
 // StartRequest starts a process.
 type StartRequest struct {
-	Process *Config `json:"process"`
-	Pty     *PTY    `json:"pty"`
-	Tag     *string `json:"tag"`
-	Stdin   *bool   `json:"stdin"`
+	Process *Config `json:"process" pb:"1"`
+	Pty     *PTY    `json:"pty" pb:"2"`
+	Tag     *string `json:"tag" pb:"3"`
+	Stdin   *bool   `json:"stdin" pb:"4"`
 }
 
 // SelectRequest is the request of Connect and CloseStdin.
 type SelectRequest struct {
-	Process *Selector `json:"process"`
+	Process *Selector `json:"process" pb:"1"`
 }
 
 // UpdateRequest resizes a terminal.
 type UpdateRequest struct {
-	Process *Selector `json:"process"`
-	Pty     *PTY      `json:"pty"`
+	Process *Selector `json:"process" pb:"1"`
+	Pty     *PTY      `json:"pty" pb:"2"`
 }
 
 // InputRequest sends input once.
 type InputRequest struct {
-	Process *Selector `json:"process"`
-	Input   *Input    `json:"input"`
+	Process *Selector `json:"process" pb:"1"`
+	Input   *Input    `json:"input" pb:"2"`
 }
 
 // StreamInputRequest is one message of the input stream.
 type StreamInputRequest struct {
-	Start     *SelectRequest  `json:"start"`
-	Data      *InputRequest   `json:"data"`
-	Keepalive json.RawMessage `json:"keepalive"`
+	Start     *SelectRequest `json:"start" pb:"1"`
+	Data      *InputRequest  `json:"data" pb:"2"`
+	Keepalive *Empty         `json:"keepalive" pb:"3"`
 }
 
 // SignalRequest sends a signal.
 type SignalRequest struct {
-	Process *Selector `json:"process"`
-	Signal  Signal    `json:"signal"`
+	Process *Selector `json:"process" pb:"1"`
+	Signal  Signal    `json:"signal" pb:"2"`
 }
 
 // Signal is the enum of the protocol; its numbers are those of Linux.
@@ -110,47 +110,47 @@ type Empty struct{}
 
 // ListResponse lists what runs.
 type ListResponse struct {
-	Processes []Info `json:"processes"`
+	Processes []Info `json:"processes" pb:"1"`
 }
 
 // Info describes a running process.
 type Info struct {
-	Config Config  `json:"config"`
-	Pid    uint32  `json:"pid"`
-	Tag    *string `json:"tag,omitempty"`
+	Config Config  `json:"config" pb:"1"`
+	Pid    uint32  `json:"pid" pb:"2"`
+	Tag    *string `json:"tag,omitempty" pb:"3"`
 }
 
 // EventMessage carries one event of a stream.
 type EventMessage struct {
-	Event Event `json:"event"`
+	Event Event `json:"event" pb:"1"`
 }
 
 // Event has exactly one field set.
 type Event struct {
-	Start     *StartEvent `json:"start,omitempty"`
-	Data      *DataEvent  `json:"data,omitempty"`
-	End       *EndEvent   `json:"end,omitempty"`
-	Keepalive *Empty      `json:"keepalive,omitempty"`
+	Start     *StartEvent `json:"start,omitempty" pb:"1"`
+	Data      *DataEvent  `json:"data,omitempty" pb:"2"`
+	End       *EndEvent   `json:"end,omitempty" pb:"3"`
+	Keepalive *Empty      `json:"keepalive,omitempty" pb:"4"`
 }
 
 // StartEvent comes first.
 type StartEvent struct {
-	Pid uint32 `json:"pid"`
+	Pid uint32 `json:"pid" pb:"1"`
 }
 
 // DataEvent has exactly one field set.
 type DataEvent struct {
-	Stdout []byte `json:"stdout,omitempty"`
-	Stderr []byte `json:"stderr,omitempty"`
-	Pty    []byte `json:"pty,omitempty"`
+	Stdout []byte `json:"stdout,omitempty" pb:"1"`
+	Stderr []byte `json:"stderr,omitempty" pb:"2"`
+	Pty    []byte `json:"pty,omitempty" pb:"3"`
 }
 
 // EndEvent comes last, once.
 type EndEvent struct {
-	ExitCode int32   `json:"exitCode"`
-	Exited   bool    `json:"exited"`
-	Status   string  `json:"status"`
-	Error    *string `json:"error,omitempty"`
+	ExitCode int32   `json:"exitCode" pb:"1,zigzag"`
+	Exited   bool    `json:"exited" pb:"2"`
+	Status   string  `json:"status" pb:"3"`
+	Error    *string `json:"error,omitempty" pb:"4"`
 }
 
 func (s *Selector) String() string {

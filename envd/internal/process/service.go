@@ -4,15 +4,9 @@ import (
 	"errors"
 	"io"
 	"net/http"
-	"strconv"
 	"time"
 
 	"aenv/envd/internal/connect"
-)
-
-const (
-	defaultPing = 90 * time.Second
-	minPing     = time.Second
 )
 
 // Handlers are the methods by name.
@@ -70,7 +64,7 @@ func follow(call *connect.Call, p *Proc, sub *subscriber, send func(any) error) 
 	if err := send(EventMessage{Event{Start: &StartEvent{Pid: uint32(p.pid)}}}); err != nil {
 		return err
 	}
-	interval, err := pingInterval(call.Header.Get("Keepalive-Ping-Interval"))
+	interval, err := call.PingInterval()
 	if err != nil {
 		return err
 	}
@@ -100,20 +94,6 @@ func follow(call *connect.Call, p *Proc, sub *subscriber, send func(any) error) 
 			}
 		}
 	}
-}
-
-func pingInterval(text string) (time.Duration, error) {
-	if text == "" {
-		return defaultPing, nil
-	}
-	seconds, err := strconv.ParseInt(text, 10, 32)
-	if err != nil || seconds < 0 {
-		return 0, connect.Errorf(connect.InvalidArgument, "Keepalive-Ping-Interval %q is not a number of seconds", text)
-	}
-	if d := time.Duration(seconds) * time.Second; d >= minPing {
-		return d, nil
-	}
-	return defaultPing, nil
 }
 
 func (m *Manager) update(_ *connect.Call, req *UpdateRequest) (*Empty, error) {

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"net"
 	"net/http"
-	"strings"
 	"time"
 
 	"aenv/envd/internal/archive"
@@ -27,6 +26,7 @@ type Server struct {
 	procs   *process.Manager
 	freezer *freeze.Freezer
 	conns   connections
+	tunnels tunnels
 	cpu     cpuSample
 	started time.Time
 	http    *http.Server
@@ -44,9 +44,7 @@ func New(version string, state *identity.State, freezer *freeze.Freezer) *Server
 	fileService := files.New(state)
 	mux.HandleFunc("GET /files", fileService.Download)
 	mux.HandleFunc("POST /files", fileService.Upload)
-	mux.HandleFunc("POST /files/compose", func(w http.ResponseWriter, _ *http.Request) {
-		files.Fail(w, http.StatusNotImplemented, "/files/compose is not supported yet")
-	})
+	mux.HandleFunc("POST /files/compose", fileService.Compose)
 	rpc(mux, "process.Process", s.procs.Handlers())
 	rpc(mux, "filesystem.Filesystem", filesystem.New(state, state.Users).Handlers())
 	mux.HandleFunc("POST /aenv/sync", s.sync)
@@ -55,6 +53,7 @@ func New(version string, state *identity.State, freezer *freeze.Freezer) *Server
 	mux.HandleFunc("POST /aenv/kill", s.kill)
 	mux.HandleFunc("PUT /aenv/input", s.input)
 	mux.HandleFunc("GET /aenv/info", s.info)
+	mux.HandleFunc("GET /aenv/connect", s.tunnels.open)
 	archives := archive.New(state)
 	mux.HandleFunc("PUT /aenv/archive", archives.Put)
 	mux.HandleFunc("GET /aenv/archive", archives.Get)
@@ -96,62 +95,6 @@ func (s *Server) Close() {
 	_ = s.http.Close()
 }
 
-func isRPC(path string) bool {
-	return strings.HasPrefix(path, "/process.Process/") || strings.HasPrefix(path, "/filesystem.Filesystem/")
-}
-
-// authorize demands the token once one is set. /health and /init are open:
-// /init compares the token itself.
-func (s *Server) authorize(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		open := r.URL.Path == "/health" || r.URL.Path == "/init"
-		if open || !s.state.HasToken() {
-			next.ServeHTTP(w, r)
-			return
-		}
-		token := r.Header.Get("X-Access-Token")
-		if token != "" && s.state.TokenMatches(token) {
-			next.ServeHTTP(w, r)
-			return
-		}
-		if token == "" && r.URL.Path == "/files" && r.URL.Query().Get("signature") != "" {
-			files.Fail(w, http.StatusNotImplemented, "signed file URLs are not supported yet: send X-Access-Token")
-			return
-		}
-		message := "the X-Access-Token header is missing"
-		if token != "" {
-			message = "the access token is wrong"
-		}
-		if isRPC(r.URL.Path) {
-			connect.WriteError(w, connect.Errorf(connect.Unauthenticated, "%s", message))
-			return
-		}
-		files.Fail(w, http.StatusUnauthorized, message)
-	})
-}
-
-// cors lets browsers in: the token, not the origin, is what protects.
-func cors(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("Origin") == "" {
-			next.ServeHTTP(w, r)
-			return
-		}
-		h := w.Header()
-		h.Set("Access-Control-Allow-Origin", "*")
-		h.Set("Access-Control-Expose-Headers",
-			"Grpc-Status, Grpc-Message, Grpc-Status-Details-Bin, Location, Cache-Control, X-Content-Type-Options")
-		if r.Method == http.MethodOptions && r.Header.Get("Access-Control-Request-Method") != "" {
-			h.Set("Access-Control-Allow-Methods", "GET, POST, PUT, DELETE, HEAD, PATCH")
-			h.Set("Access-Control-Allow-Headers", r.Header.Get("Access-Control-Request-Headers"))
-			h.Set("Access-Control-Max-Age", "7200")
-			w.WriteHeader(http.StatusNoContent)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
-}
-
 func writeJSON(w http.ResponseWriter, v any) {
 	body, err := json.Marshal(v)
 	if err != nil {
@@ -184,6 +127,7 @@ func (s *Server) init(w http.ResponseWriter, r *http.Request) {
 	}
 	if req.Restored {
 		s.conns.closeOthers(r)
+		s.tunnels.closeAll()
 	}
 	// Last: everything that tells this machine from its copies is set.
 	s.freezer.Thaw(req.Restored)
