@@ -7,6 +7,7 @@ import click
 from aenv_run.catalog.retention import Rules, decide, retain
 from aenv_run.cli.arguments import complete_name, open_catalog, parse_age
 from aenv_run.cli.output import json_option, print_json, print_table
+from aenv_run.garbage.leases import held_snapshots
 from aenv_run.paths import Home
 from aenv_run.types import Name
 from aenv_run.used_snapshots import used_snapshots
@@ -33,12 +34,12 @@ def retain_versions(
 ) -> None:
     """Remove old versions of a name by rules.
 
-    What a living or paused sandbox or a pool of this home uses stays, and what another version grew from. Bytes
-    are freed later, by garbage collection.
+    What living or paused sandboxes, pools and running builds use stays, of any home on the same repository, and
+    what another version grew from. Bytes are freed by `aenv gc`.
     """
     names = open_catalog()
     rules = Rules(newest=keep, older_than_s=parse_age(older_than) if older_than else None, keep_tagged=keep_tagged)
-    used = used_snapshots(Home.default())
+    used = {**held_snapshots(names.repository), **used_snapshots(Home.default())}
     decisions = (decide if dry_run else retain)(names, Name(name), rules, used)
     if as_json:
         print_json({"dry_run": dry_run, "versions": [one.model_dump(mode="json") for one in decisions]})

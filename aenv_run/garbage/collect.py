@@ -16,7 +16,7 @@ from aenv_run.garbage.lock import CollectorLock
 from aenv_run.garbage.state import STATE_KEY
 from aenv_run.garbage.survey import Survey, Surveyor, looks_dead
 from aenv_run.repository import Repository, collected_key, manifest_key
-from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.store import KeyInfo, StoreKey, Stray
 from aenv_run.types import Model, SnapshotId
 
 DEFAULT_GRACE_S = 86400.0
@@ -24,6 +24,7 @@ DEFAULT_GRACE_S = 86400.0
 TEMPORARY_S = 3600.0
 #: Where blobs are: raw, and packed by the digest of the raw one.
 BLOBS = ("blobs/sha256/", "packed/sha256/")
+CLOCKS = "leases/clock/"
 Tell = Callable[[str], None]
 
 
@@ -126,6 +127,8 @@ class _Collection:
         """All of it."""
         if self._rules.dry_run:
             return self._dry_run()
+        if not self._store.conditional:
+            self._tell("this store cannot exclude two writers: collect only from the one home that writes to it")
         self._tell("looking at what is needed")
         first = self._surveyor.survey(self._present_s())  # without the lock: it reads every manifest
         self._watch_silent_builds(first)
@@ -223,7 +226,22 @@ class _Collection:
             if old and len(name) == 64 and _digest(name) not in needed:
                 yield info
 
+    def _old_strays(self, found: Survey) -> Iterator[Stray]:
+        """Unfinished writes whose writers have died. One that still writes would fail, and nothing else."""
+        for stray in self._store.strays():
+            self._alive()
+            age_s = found.present_s - stray.modified_s
+            if stray.kind == "temporary" and stray.modified_s and age_s >= max(self._rules.grace_s, TEMPORARY_S):
+                yield stray
+
     def _leftovers(self, found: Survey) -> None:
+        for stray in self._old_strays(found):
+            self._lock.require()
+            self._store.clear(stray)
+            self._counts.temporaries += 1
+        for info in self._store.list(CLOCKS):
+            if found.present_s - info.modified_s >= TEMPORARY_S:
+                self._delete(info.key)
         for info in self._store.list("signatures/"):
             self._alive()
             parts = info.key.split("/")
@@ -293,6 +311,7 @@ class _Collection:
             for info in self._unneeded(found, needed, place):
                 counts.blobs += 1
                 counts.freed_bytes += info.size_bytes
+        counts.temporaries = sum(1 for _ in self._old_strays(found))
         age_s = self._rules.quarantine_older_s
         for info in self._store.list("quarantine/") if age_s is not None else ():
             if age_s is not None and found.present_s - info.modified_s >= age_s:
@@ -365,7 +384,7 @@ def _digest(name: str) -> bytes | None:
 
 def _probe(repository: Repository) -> float:
     """The store's present, told by an object of a moment. Of a store that is only read: its last change."""
-    key = StoreKey(f"leases/clock/{secrets.token_hex(16)}")
+    key = StoreKey(f"{CLOCKS}{secrets.token_hex(16)}")
     try:
         repository.store.put_new(key, b"")
         found = repository.store.stat(key)

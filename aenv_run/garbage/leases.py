@@ -78,6 +78,16 @@ def read_lease(repository: Repository, info: KeyInfo) -> Found | None:
     return Found(id=info.key.removeprefix(UNDER), renewed_s=info.modified_s, lease=lease)
 
 
+def held_snapshots(repository: Repository) -> dict[SnapshotId, str]:
+    """What nodes and running builds of any home hold, each with one that does."""
+    held: dict[SnapshotId, str] = {}
+    for found in read_leases(repository):
+        if found.lease.kind == "node" or not found.lease.owner.is_dead:
+            for id, users in found.lease.held.items():
+                held.setdefault(id, f"{', '.join(users[:1])} ({found.lease})")
+    return held
+
+
 def bounded(held: Mapping[SnapshotId, Iterable[str]]) -> dict[SnapshotId, tuple[str, ...]]:
     """As a lease keeps it."""
     return {id: tuple(sorted(users)[:MAX_USERS]) for id, users in held.items()}

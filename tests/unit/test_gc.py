@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,6 +14,7 @@ import pytest
 from aenv_build.cache.ledger import Ledger
 from aenv_run.catalog import Catalog, version_key
 from aenv_run.check import check
+from aenv_run.cli.command import run
 from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, NotFound, Unsupported
 from aenv_run.garbage.collect import Collected, Rules, collect, drop_holder
@@ -23,8 +26,9 @@ from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Snapshot
 from aenv_run.store import StoreKey
 from aenv_run.store.memory import MemoryStore
+from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId, StageKey
-from tests.bytes_half import capture, draft
+from tests.bytes_half import capture, commit, draft
 
 NAME = Name("env")
 KEY = StageKey("ab" * 32)
@@ -340,3 +344,68 @@ def test_a_second_collector_waits_and_gives_up(world: World) -> None:
         world.gc()
     first.release()
     world.gc()
+
+
+def test_unfinished_writes_of_the_dead_go(world: World) -> None:
+    store = PosixStore(world.place / "store")
+    repository = Repository(store, Gate(store, QUICK))
+    commit(repository, world.place, b"x")
+    left, busy = world.place / "store/.tmp/1-aa", world.place / "store/.tmp/2-bb"
+    left.write_bytes(b"half")
+    busy.write_bytes(b"half")
+    os.utime(left, (time.time() - 7200, time.time() - 7200))
+    done = collect(repository, Rules(grace_s=0), dict)
+    assert done.temporaries == 1 and not left.exists() and busy.exists()
+    assert not list(repository.store.list("blobs/"))
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("AENV_HOME", str(tmp_path))
+    repository = Repository(PosixStore(tmp_path / "repository"))
+    named, gone = commit(repository, tmp_path, b"named"), commit(repository, tmp_path, b"gone")
+    held = commit(repository, tmp_path, b"held")
+    Catalog(repository).publish(NAME, named.id)
+    Holder.of_node(repository, "/elsewhere", "ab" * 16).hold({held.id: ["sandbox s1"]})
+    assert run(["gc", "--dry-run", "--grace", "0s"]) == 0
+    said = capsys.readouterr().out
+    assert "would free 4 B: 1 snapshots, 1 blobs" in said and held.id.short in said and "sandbox s1" in said
+    assert repository.snapshot(gone.id) == gone
+    assert run(["gc", "--grace", "0s", "--json"]) == 0
+    done = json.loads(capsys.readouterr().out)
+    assert (done["snapshots"], done["blobs"], done["referenced"]) == (1, 1, 1)
+    assert done["holders"][0]["id"] == "ab" * 16
+    assert run(["gc", "--drop-holder", "cd"]) == 66
+    assert run(["gc", "--drop-holder", "ab"]) == 0
+    assert run(["gc", "--grace", "0s"]) == 0
+    assert "freed 4 B" in capsys.readouterr().out
+    assert run(["gc", "--grace", "soon"]) == 64
+    assert check(repository, deep=True).ok
+
+
+def test_an_interrupt_lets_the_lock_go(world: World) -> None:
+    for number in range(5):
+        world.commit(b"%d" % number)
+
+    def interrupt(done: Collected) -> None:
+        raise KeyboardInterrupt
+
+    world.repository.gate.timing = replace(QUICK, batch_s=-1)
+    with pytest.raises(KeyboardInterrupt):
+        collect(world.repository, Rules(grace_s=0), dict, partly=interrupt)
+    assert world.repository.gate.watch().quiet()
+    world.repository.gate.timing = QUICK
+    world.gc()
+    world.whole()
+
+
+def test_retention_sees_what_other_homes_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("AENV_HOME", str(tmp_path))
+    repository = Repository(PosixStore(tmp_path / "repository"))
+    snapshot = commit(repository, tmp_path, b"named")
+    Catalog(repository).publish(NAME, snapshot.id)
+    Holder.of_node(repository, "/elsewhere", "ab" * 16).hold({snapshot.id: ["sandbox s1"]})
+    assert run(["catalog", "retain", "env", "--keep", "0", "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["versions"]
+    assert "sandbox s1" in row["kept_because"]
