@@ -107,13 +107,14 @@ class Blobs:
     # Reading
 
     @contextmanager
-    def open(self, digest: Digest, stored: Stored | None = None) -> Iterator[VerifiedReader]:
+    def open(self, blob: Blob | Digest, stored: Stored | None = None) -> Iterator[VerifiedReader]:
         """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs.
 
-        Of that form, or of the one that there is.
+        Of that form, or of the one that there is. Of a ``Blob`` no more is read than its size.
         """
+        digest, size_bytes = (blob.digest, blob.size_bytes) if isinstance(blob, Blob) else (blob, None)
         with ExitStack() as stack:
-            yield VerifiedReader(self._opened(digest, stored, stack), digest, self.raw_key(digest))
+            yield VerifiedReader(self._opened(digest, stored, stack), digest, self.raw_key(digest), size_bytes)
 
     def _opened(self, digest: Digest, stored: Stored | None, stack: ExitStack) -> Readable:
         for again in (False, True):
@@ -147,7 +148,7 @@ class Blobs:
         """As ``verify``, of one form."""
         self.require_size(blob, stored)
         number = 0
-        with self.open(blob.digest, stored) as reader:
+        with self.open(blob, stored) as reader:
             while chunk := reader.read_fully(CHUNK_BYTES):
                 if table is not None and (number >= table.count or not table.matches(number, chunk)):
                     raise CorruptData(
@@ -161,10 +162,9 @@ class Blobs:
         """The blob's chunk table, verified; None if it has none. ``NotFound`` if the store lacks it."""
         if (table := blob.table) is None:
             return None
-        with self.open(table.digest) as reader:
-            data = reader.read_fully(table.size_bytes + 1)
-            if len(data) == table.size_bytes:
-                reader.read(1)  # the end, where its digest is compared
+        with self.open(table) as reader:
+            data = reader.read_fully(table.size_bytes)
+            reader.read(1)  # the end, where its digest is compared
         return ChunkTable.parse(data, blob.size_bytes, f"{table.digest}, said to be of blob {blob.digest},")
 
     def chunks(self, blob: Blob, first: int, end: int) -> list[bytes]:
@@ -309,8 +309,8 @@ def packed_file(
 class VerifiedReader:
     """Reads a blob and digests it on the way; at the end raises ``CorruptData`` if it was not the blob."""
 
-    def __init__(self, file: Readable, digest: Digest, key: StoreKey) -> None:
-        self._file, self._digest, self._key = file, digest, key
+    def __init__(self, file: Readable, digest: Digest, key: StoreKey, size_bytes: int | None = None) -> None:
+        self._file, self._digest, self._key, self._limit = file, digest, key, size_bytes
         self._hash = hashlib.sha256()
         self._size = 0
 
@@ -324,10 +324,11 @@ class VerifiedReader:
             raise StoreUnavailable(f"reading {self._key}: {error.strerror or error}") from error
         self._hash.update(data)
         self._size += len(data)
-        if (not data or size < 0) and self._hash.hexdigest() != self._digest.hex:
+        too_long = self._limit is not None and self._size > self._limit
+        if (too_long or not data or size < 0) and self._hash.hexdigest() != self._digest.hex:
             raise CorruptData(
                 f"blob {self._digest} ({self._key}) is damaged: "
-                f"its {self._size} bytes have sha256 {self._hash.hexdigest()}",
+                f"its {'first ' if too_long else ''}{self._size} bytes have sha256 {self._hash.hexdigest()}",
                 fix=RESTORE_FIX,
             )
         return data

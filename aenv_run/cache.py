@@ -131,7 +131,7 @@ class BlobCache:
             with suppress(FileNotFoundError):  # it was packed meanwhile
                 return self._fetch_local(blob, local, path)
         with self._temporary() as (fd, _):
-            with self._repository.open_blob(blob.digest) as reader:
+            with self._repository.open_blob(blob) as reader:
                 write_stream_sparse(cast(BinaryIO, reader), fd)
             return self._keep(blob, fd, path)
 

@@ -253,9 +253,12 @@ class Repository:
         return self.blobs.raw_key(digest)
 
     @contextmanager
-    def open_blob(self, digest: Digest) -> Iterator[VerifiedReader]:
-        """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs."""
-        with self.blobs.open(digest) as reader:
+    def open_blob(self, blob: Blob | Digest) -> Iterator[VerifiedReader]:
+        """A reader of the blob from its start that raises ``CorruptData`` at the end if the digest differs.
+
+        Of a ``Blob`` it also does so as soon as more comes than the blob has.
+        """
+        with self.blobs.open(blob) as reader:
             yield reader
 
     def require_blob(self, blob: Blob) -> None:

@@ -140,7 +140,7 @@ def _copy_blob(theirs: Repository, blob: Blob, scratch: Path) -> Path:
     target = scratch / f"copy-{secrets.token_hex(8)}"
     descriptor = os.open(target, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o400)
     try:
-        with theirs.open_blob(blob.digest) as reader:
+        with theirs.open_blob(blob) as reader:
             write_stream_sparse(cast(BinaryIO, reader), descriptor)
     except BaseException:
         target.unlink()

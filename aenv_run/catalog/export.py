@@ -131,7 +131,7 @@ class _Counted:
 
 def _write_blob(catalog: Catalog, blob: Blob, part: Path, told: Told) -> None:
     catalog.repository.require_blob(blob)
-    with _created(part / BLOBS / blob.digest.hex) as fd, catalog.repository.open_blob(blob.digest) as reader:
+    with _created(part / BLOBS / blob.digest.hex) as fd, catalog.repository.open_blob(blob) as reader:
         write_stream_sparse(told.through(reader.read), fd)
 
 

@@ -287,6 +287,18 @@ def test_an_index_that_is_larger_than_the_object_reserves_nothing(tmp_path: Path
         tracemalloc.stop()
 
 
+def test_a_packed_form_of_more_than_the_blob_is_not_read_on(tmp_path: Path, wire: Wire) -> None:
+    """64 GiB of zeros take a megabyte: whoever knows the blob's size stops there."""
+    bomb = struct.pack("<8sQQQ", b"aenvpack", 1, CHUNK_BYTES, 1 << 36) + bytes(4 << 18)
+    wire.store.damage(wire.key, bomb)
+    with pytest.raises(CorruptData, match="bytes instead of"):
+        BlobCache(tmp_path / "cache", wire.repository).path(wire.blob)
+    with pytest.raises(CorruptData, match="its first"), wire.repository.open_blob(wire.blob) as reader:
+        while reader.read(CHUNK_BYTES):
+            pass
+    assert [problem.kind for problem in check(wire.repository, deep=True).problems] == ["wrong_size"]
+
+
 def test_packing_again_is_possible_beside_what_was_left(tmp_path: Path) -> None:
     path = tmp_path / "layer"
     path.write_bytes(CONTENT)
