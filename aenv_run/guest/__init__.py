@@ -2,6 +2,7 @@
 
 from aenv_run.guest.client import Guest
 from aenv_run.guest.process import Ended, Output, Process
+from aenv_run.guest.tunnel import open_port
 from aenv_run.guest.values import (
     Command,
     CommandResult,
@@ -26,4 +27,5 @@ __all__ = [
     "Process",
     "ProcessInfo",
     "PtySize",
+    "open_port",
 ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import os
@@ -195,20 +194,3 @@ class Client:
 
     async def shell(self, script: str, headers: dict[str, str] | None = None, **fields: Any) -> Outcome:
         return await self.run(start_request("/bin/sh", "-c", script, cwd="/", **fields), headers)
-
-
-async def tunnel(base: str, port: int, sent: bytes, token: str = "") -> tuple[bytes, bytes]:
-    """The status line, and what a service of the daemon's loopback answers to what is sent and its end."""
-    address = httpx.URL(base)
-    reader, writer = await asyncio.open_connection(address.host, address.port)
-    writer.write(f"GET /aenv/connect?port={port} HTTP/1.1\r\nHost: x\r\nX-Access-Token: {token}\r\n".encode())
-    writer.write(b"Connection: Upgrade\r\nUpgrade: aenv-tcp\r\n\r\n")
-    head = await reader.readuntil(b"\r\n\r\n")
-    if b" 101 " in head:
-        writer.write(sent)
-        writer.write_eof()
-        body = await reader.read()
-    else:
-        body = await reader.read(4096)
-    writer.close()
-    return head.split(b"\r\n")[0], body

@@ -13,7 +13,10 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.contracts.envd_daemon import SOURCE, Client, daemon, tunnel
+from aenv_run.drivers.protocol import Endpoint
+from aenv_run.errors import NotFound, SandboxDead, Unauthenticated
+from aenv_run.guest import open_port
+from tests.contracts.envd_daemon import SOURCE, Client, daemon
 
 pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason="the source of envd is not here")
 
@@ -146,13 +149,19 @@ async def test_any_port_of_the_loopback_is_reached_through_the_daemon(envd: Clie
         writer.close()
 
     await envd.http.post("/init", json={"accessToken": "secret"})
+    host, _, port = envd.base.removeprefix("http://").partition(":")
+    daemon_at = Endpoint(host, int(port))
     server = await asyncio.start_server(echo, "127.0.0.1", 0)
     async with server:
-        port = server.sockets[0].getsockname()[1]
-        assert await tunnel(envd.base, port, b"bytes", "secret") == (
-            b"HTTP/1.1 101 Switching Protocols",
-            b"got bytes",
-        )
-        assert (await tunnel(envd.base, port, b"bytes", "wrong"))[0] == b"HTTP/1.1 401 Unauthorized"
-    status, body = await tunnel(envd.base, port, b"bytes", "secret")
-    assert status == b"HTTP/1.1 502 Bad Gateway" and b"port is not open" in body
+        service = server.sockets[0].getsockname()[1]
+        reader, writer = await open_port(daemon_at, service, access_token="secret")
+        writer.write(b"bytes")
+        writer.write_eof()
+        assert await reader.read() == b"got bytes"
+        writer.close()
+        with pytest.raises(Unauthenticated):
+            await open_port(daemon_at, service, access_token="wrong")
+    with pytest.raises(NotFound, match=f"nothing listens on port {service}"):
+        await open_port(daemon_at, service, access_token="secret")
+    with pytest.raises(SandboxDead):
+        await open_port(Endpoint("127.0.0.1", service), 80, access_token=None)
