@@ -33,7 +33,7 @@ soak: setup ## set up, then the stores on a second S3 server, every crash point 
 	@AENV_SNAPSHOTS=30 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k gvisor
 	@AENV_CRASH_POINTS=1000000 AENV_CRASH_ROUNDS=200 $(python) -m pytest --timeout 1800 tests/crash
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
-	  AENV_DRIVER=$$driver $(python) -m pytest tests/crash tests/e2e || exit; done; done
+	  AENV_DRIVER=$$driver AENV_CRASH_ROUNDS=20 $(python) -m pytest tests/crash tests/e2e || exit; done; done
 
 bench: setup ## set up, then measure each driver beside its bare engine: launch, pause, fork, reset, close, memory
 	@$(python) -m tests.perf.bench

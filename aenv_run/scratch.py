@@ -28,7 +28,10 @@ def _make(staging: Path) -> tuple[Path, int]:
     while True:
         # Short names: a unix socket's path below has at most 107 bytes.
         directory = Path(tempfile.mkdtemp(prefix="b", dir=staging))
-        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # a sweeper was faster
+            continue
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if directory.exists():  # else a sweeper took it for a dead one before the lock was ours
             return directory, descriptor
