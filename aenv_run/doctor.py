@@ -6,16 +6,21 @@ import asyncio
 import os
 import secrets
 from contextlib import ExitStack, suppress
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from aenv_run.config import open_repository
+from aenv_run.config import open_repository, repository_directory, repository_name
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.drivers.select import all_probes, select
 from aenv_run.errors import AenvError
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import requirements_of
+from aenv_run.store import Store
 from aenv_run.types import Model
+
+#: Snapshots are counted to see whether they can be listed; in a bucket that takes a request for each thousand.
+MAX_COUNTED = 1000
 
 
 class Check(Model):
@@ -131,15 +136,27 @@ def _check_home(home: Home) -> Check:
 def _check_repository(home: Home) -> Check:
     name = "repository"
     try:
-        count = sum(1 for _ in open_repository(None, home).ids())
+        place = repository_name(None, home)
+        repository = open_repository(None, home)
+        count = sum(1 for _ in islice(repository.ids(), MAX_COUNTED))
+        elsewhere = repository_directory(None, home) is None
+        how = _how_it_is_written(repository.store) if elsewhere else ""
     except AenvError as error:
         return Check(name=name, present=False, detail=error.message, fix=error.fix)
     except OSError as error:
         return Check(name=name, present=False, detail=str(error), fix="see AENV_REPOSITORY and AENV_HOME")
-    place = os.environ.get("AENV_REPOSITORY") or str(home.repository)
-    writable = _writable(home)
-    detail = f"{place}: {count} snapshots" + ("" if writable else ", not writable")
+    writable = elsewhere or _writable(home)
+    more = " or more" if count == MAX_COUNTED else ""
+    detail = f"{place}: {count}{more} snapshots" + (how if writable else ", not writable")
     return Check(name=name, present=writable, detail=detail, fix="" if writable else f"make {place} writable")
+
+
+def _how_it_is_written(store: Store) -> str:
+    """Tried; raises if nothing can be written."""
+    store.require_writable()
+    if store.conditional:
+        return ", conditional writes work"
+    return ", only this home may write (writers=one)"
 
 
 def _writable(home: Home) -> bool:

@@ -62,6 +62,9 @@ class MemoryStore:
 
     # Writing
 
+    def require_writable(self) -> None:
+        """See ``Store``. Only a write could tell, and each says so itself."""
+
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """See ``Store``. Always a copy."""
         if source.is_symlink() or (source.exists() and not source.is_file()):

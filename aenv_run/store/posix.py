@@ -57,6 +57,9 @@ class PosixStore:
 
     # Writing
 
+    def require_writable(self) -> None:
+        """See ``Store``. Only a write could tell, and each says so itself."""
+
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """See ``Store``. With ``consume`` on the same file system the file itself becomes the object."""
         with self._errors("storing", key), opened_source(source) as fd:

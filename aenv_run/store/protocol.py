@@ -56,6 +56,9 @@ class Store(Protocol):
     def conditional(self) -> bool:
         """Whether writers of all homes exclude each other; False: the user has said that only one home writes."""
 
+    def require_writable(self) -> None:
+        """Raise what would forbid any write, with its fix: found by trying, where a store has to be tried."""
+
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """Store the file's content if ``key`` is absent; returns whether it was. Sparse files stay sparse.
 

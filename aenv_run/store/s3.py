@@ -190,9 +190,10 @@ class S3Store:
         return None
 
     def require_writable(self) -> None:
-        """``Unsupported``, ``Unauthenticated``, ``StoreUnavailable`` unless writers are safe here: tries it."""
+        """See ``Store``. ``Unsupported`` where writers could undo each other."""
         with self._writing():
-            pass
+            if not self.conditional:
+                self._conditions.require_plain()
 
     # Pieces
 

@@ -36,6 +36,10 @@ class Conditions:
                 raise self._lacking("it takes If-Match and overwrites all the same")
             self._kept = True
 
+    def require_plain(self) -> None:
+        """Raise unless something can be written, without any condition."""
+        self._put()
+
     def _put(self, **condition: str) -> bool:
         sent = Sent.of(_TEXT)
         try:

@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield Path(name)
 
 
-def run(home: Home, url: str, *command: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+def run(home: Home, url: str, *command: str, code: int | None = 0) -> subprocess.CompletedProcess[str]:
     """A command of a home whose repository is ``url``."""
     done = subprocess.run(
         [sys.executable, "-m", *command],
@@ -49,7 +49,7 @@ def run(home: Home, url: str, *command: str, code: int = 0) -> subprocess.Comple
         env={**environment(home), "AENV_REPOSITORY": url},
         check=False,
     )
-    assert done.returncode == code, (command, done)
+    assert code is None or done.returncode == code, (command, done)
     assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in done.stdout + done.stderr
     return done
 
@@ -76,3 +76,15 @@ def test_built_by_one_home_and_started_by_another(s3_server: Server, folder: Pat
         log = second.node_log.read_text()
         assert CREDENTIALS["AWS_SECRET_ACCESS_KEY"] not in log
         assert not second.repository.exists()
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_doctor_says_whether_the_bucket_can_be_used(s3_server: Server, folder: Path, reached: bool) -> None:
+    url = s3_server.url(uuid4().hex) if reached else "s3://bucket/p?region=x&endpoint=http://127.0.0.1:1"
+    report = json.loads(run(Home(folder / "h"), url, "aenv_run.cli", "doctor", "--json", code=None).stdout)
+    (check,) = [check for check in report["checks"] if check["name"] == "repository"]
+    assert check["present"] is reached
+    if reached:
+        assert "0 snapshots, conditional writes work" in check["detail"]
+    else:
+        assert "127.0.0.1:1 cannot be reached for bucket bucket" in check["detail"] and "endpoint" in check["fix"]
