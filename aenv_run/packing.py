@@ -24,10 +24,12 @@ from aenv_run.cache_limit import let_go
 from aenv_run.chunk_table import ChunkTable, has_table
 from aenv_run.config import open_repository
 from aenv_run.errors import AenvError, CorruptData, NotFound, Unsupported, from_os
+from aenv_run.garbage.lock import CollectorLock
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.scratch import scratch
 from aenv_run.snapshot import Blob
+from aenv_run.store import StoreKey
 from aenv_run.types import Digest, Model
 
 #: In the cache: an empty file for each blob that packing does not make smaller.
@@ -186,8 +188,7 @@ class Packer:
             self._blobs.verify_form(blob, Stored(info, packed=True), table)
         except CorruptData:
             self._blobs.forget(blob.digest)
-            if self._store.stat(self._blobs.raw_key(blob.digest)) is not None:
-                self._store.delete(key)
+            self._delete(key, while_there=self._blobs.raw_key(blob.digest))
             return False
         return True
 
@@ -208,8 +209,20 @@ class Packer:
         """Remove the raw form, whose packed one is whole. False if somebody has come to use it: then both stay."""
         if not self._is_idle(raw, let_it_go=True):
             return False
-        self._store.delete(raw.stored.info.key)
-        return True
+        return self._delete(raw.stored.info.key, while_there=self._blobs.packed_key(raw.blob.digest))
+
+    def _delete(self, key: StoreKey, *, while_there: StoreKey) -> bool:
+        """Remove one form while the other is there. Under the lock: no collector takes that one meanwhile."""
+        lock = CollectorLock(self._repository.gate, "pack")
+        lock.acquire()
+        try:
+            if self._store.stat(while_there) is None:
+                return False
+            lock.require()
+            self._store.delete(key)
+            return True
+        finally:
+            lock.release()
 
 
 def _with(done: Packing, raw: _Raw, packed_bytes: int) -> Packing:
