@@ -22,6 +22,8 @@ CACHE_VARIABLE = "AENV_CACHE_MIB"
 PACK_VARIABLE = "AENV_PACK_AFTER_H"
 #: So that what a daily job uses is never packed.
 DEFAULT_PACK_AFTER_H = 48
+#: Schemes that aenv_run/store/other.py reads; it is imported when one is used.
+OTHERS = ("http", "https", "gs", "az")
 WARM_VARIABLE = "AENV_FIRST_BOOT_WARMS"
 ON_DEMAND_VARIABLE = "AENV_ON_DEMAND"
 FILL_VARIABLE = "AENV_BACKGROUND_FILL"
@@ -37,6 +39,10 @@ def repository_name(url: str | None, home: Home) -> str:
     chosen = url or os.environ.get(REPOSITORY_VARIABLE) or str(home.repository)
     if _scheme(chosen) == "s3":
         return S3Place.parse(chosen).url
+    if _scheme(chosen) in OTHERS:
+        from aenv_run.store.other import parse_place
+
+        return parse_place(chosen)
     return str(_directory(chosen))
 
 
@@ -70,6 +76,10 @@ def _store(url: str, home: Home) -> Store:
         place = S3Place.parse(url)
         name = hashlib.sha256(f"{place.endpoint} {place.bucket}/{place.prefix}".encode()).hexdigest()[:16]
         return S3Store(place, lock=home.locks / f"store-{name}")
+    if _scheme(url) in OTHERS:
+        from aenv_run.store.other import open_place
+
+        return open_place(url)
     return PosixStore(Path(url))
 
 
