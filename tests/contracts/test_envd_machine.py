@@ -8,9 +8,7 @@ from aenv_run.guest import open_port
 from tests.contracts.envd_daemon import Client
 from tests.contracts.machines import Bench, let_go_on, prepare_capture, sh
 
-SCRIPT = "mkdir /tmp/d; echo content >/tmp/d/f; busybox httpd -p 127.0.0.1:8000 -h /tmp"
-
-
+SERVICE = "busybox httpd -p 127.0.0.1:8000 -h /tmp"
 FS = "filesystem.Filesystem/"
 
 
@@ -25,15 +23,18 @@ async def test_the_daemon_meets_its_protocol_in_a_machine(bench: Bench) -> None:
             answer = await client.http.post("/files", params={"path": "/f"}, content=b"x", headers=headers)
             assert answer.json()[0].get("metadata", {}) == metadata
             watcher = await client.ok(FS + "CreateWatcher", {"path": "/tmp", "recursive": True})
+        await sh(machine, SERVICE)
+        _, held = await open_port(machine.endpoint, 8000, access_token=None)
         await prepare_capture(machine)
         captured = await machine.capture(bench.capture_directory(), memory=True)
+        held.close()
     async with bench.child(bench.seed, captured) as machine:
         client = Client(machine.endpoint.url, "proto")
         async with client.http:
             assert (await client.http.post("/init", json={"restored": True})).status_code == 204
             entry = (await client.ok(FS + "Stat", {"path": "/f"}))["entry"]
             assert (entry["size"], entry["metadata"]) == ("1", metadata)
-            await sh(machine, SCRIPT)
+            await sh(machine, "mkdir /tmp/d; echo content >/tmp/d/f")
             names: set[str] = set()
             async with asyncio.timeout(60):
                 while "d/f" not in names:

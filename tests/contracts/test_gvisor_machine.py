@@ -21,7 +21,7 @@ from aenv_run.drivers.gvisor_cgroup import directories, is_unified, name_of
 from aenv_run.drivers.protocol import DriverName, Machine, MachineState, NetworkSlot
 from aenv_run.drivers.select import select
 from aenv_run.errors import AenvError, BootFailed, Conflict, CorruptData, SandboxDead, Unsupported
-from aenv_run.guest import Command, Guest
+from aenv_run.guest import Command, Guest, open_port
 from aenv_run.network.addressing import DNS
 from aenv_run.paths import Home
 from tests.contracts.machines import (
@@ -160,6 +160,8 @@ async def test_connections_of_before_and_during_a_pause_do_not_spoil_the_image(
     )
     endless = Command(("/bin/sh", "-c", "while :; do echo x; sleep 0.05; done"))
     async with start as machine, Guest(machine.endpoint) as before, before.start(endless):
+        await sh(machine, "busybox httpd -p 127.0.0.1:8000 -h /")
+        _, tunnel = await open_port(machine.endpoint, 8000, access_token=None)
         await machine.pause()
         async with Guest(machine.endpoint) as during:
             assert not await during.healthy(0.3)
@@ -167,8 +169,13 @@ async def test_connections_of_before_and_during_a_pause_do_not_spoil_the_image(
         assert await machine.state() is MachineState.PAUSED
         await machine.resume()
         assert await sh(machine, "echo on") == "on"
+        tunnel.close()
     async with gvisor.child(gvisor.seed, capture) as machine:
         assert await sh(machine, "cat /seed") == "seed"
+        reader, writer = await open_port(machine.endpoint, 8000, access_token=None)
+        writer.write(b"GET /seed HTTP/1.0\r\n\r\n")
+        assert (await reader.read()).endswith(b"seed\n")
+        writer.close()
 
 
 @pytest.mark.parametrize("network", ["bridge", "slot"])

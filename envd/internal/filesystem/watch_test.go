@@ -1,6 +1,7 @@
 package filesystem
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -203,6 +204,20 @@ func TestWatchersAreBoundedAndThoseThatEndedMakeRoom(t *testing.T) {
 	w.remove(id)
 	w.leave()
 	must(t, w.enter(), w.enter())
+}
+
+func TestRequestsOfWatchingHaveBothSpellings(t *testing.T) {
+	for _, text := range []string{
+		`{"includeEntry":true,"allowNetworkMounts":true,"watcherId":"w"}`,
+		`{"include_entry":true,"allow_network_mounts":true,"watcher_id":"w"}`,
+	} {
+		var watch WatchRequest
+		var watcher WatcherRequest
+		must(t, json.Unmarshal([]byte(text), &watch), json.Unmarshal([]byte(text), &watcher))
+		if !watch.includeEntry() || !watch.allowNetwork() || watcher.id() != "w" {
+			t.Errorf("%s: %+v %+v", text, watch, watcher)
+		}
+	}
 }
 
 func FuzzNotices(f *testing.F) {
