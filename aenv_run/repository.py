@@ -163,6 +163,10 @@ class Repository:
         data = self.store.read(key, limit_bytes=MAX_MANIFEST_BYTES)
         return parse_manifest(id, data, f"the manifest of the collected snapshot {id} ({key})")
 
+    def remember(self, snapshot: Snapshot) -> None:
+        """Keep the manifest of a snapshot that was collected elsewhere: one that grew from it comes next."""
+        self.store.put_new(collected_key(snapshot.id), canonical_json(snapshot))
+
     def refer(self, id: SnapshotId, write: Callable[[], T], undo: Callable[[T], object]) -> T:
         """Write what refers to a snapshot, which then is there; ``Conflict`` when it was just collected.
 
@@ -286,6 +290,8 @@ class Repository:
         tables = {one.blob.chunks: one for one in described if one.blob.chunks is not None}
         for attempt in range(RACE_TRIES):
             try:
+                if attempt and snapshot.parent is not None:
+                    self.ancestor(snapshot.parent)
                 for needed in dict.fromkeys(snapshot.blobs()):
                     if needed.digest in files:
                         self.blobs.put(files[needed.digest], needed, given[needed.digest])

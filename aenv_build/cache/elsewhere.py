@@ -118,11 +118,17 @@ class Elsewhere:
 def _copy(theirs: Repository, ours: Repository, snapshot: Snapshot, scratch: Path) -> None:
     """The snapshot with what it grew from, oldest first, so that whatever stops it leaves only whole ones."""
     lineage = [snapshot]
+    collected: set[SnapshotId] = set()
     while (parent := lineage[-1].parent) is not None and not _has(ours, parent):
         if len(lineage) == MAX_LINEAGE:
             raise CorruptData(f"snapshot {snapshot.id} grew from more than {MAX_LINEAGE} others")
-        lineage.append(theirs.snapshot(parent))
+        lineage.append(theirs.ancestor(parent))
+        if not _has(theirs, parent):
+            collected.add(parent)
     for each in reversed(lineage):
+        if each.id in collected:
+            ours.remember(each)
+            continue
         files: dict[Digest, Path] = {}
         try:
             for blob in each.blobs():

@@ -16,6 +16,7 @@ from aenv_run.catalog.names import Catalog
 from aenv_run.catalog.oci_documents import LAYOUT, artifact_document, index_document
 from aenv_run.digest import canonical_json, digest_bytes
 from aenv_run.errors import Conflict, from_os
+from aenv_run.repository import manifest_key
 from aenv_run.signatures import signatures_of
 from aenv_run.snapshot import Blob
 from aenv_run.store.sparse import write_stream_sparse
@@ -44,7 +45,8 @@ class Exported(Model):
 def export(catalog: Catalog, reference: str, target: Path, progress: Progress = silent) -> Exported:
     """Write it to ``target``, a new or an empty directory, whole or not at all. Every byte is verified on the way.
 
-    The snapshot's ancestors go along, with their blobs: a snapshot is not without them.
+    Ancestors go along, with their blobs: a snapshot is not without them. Of those that were collected only
+    their manifests do.
     """
     resolved = catalog.resolve(reference)
     name = f"{resolved.name}:{resolved.version}" if resolved.name else None
@@ -56,8 +58,11 @@ def export(catalog: Catalog, reference: str, target: Path, progress: Progress = 
         for signed in signatures_of(catalog.repository.store, snapshot.id)
         if signed.signature is not None
     ]
-    artifact = artifact_document(lineage, manifests, signatures)
-    blobs = {blob.digest: blob for snapshot in lineage for blob in snapshot.blobs()}
+    store = catalog.repository.store
+    collected = {ancestor.id for ancestor in lineage[1:] if store.stat(manifest_key(ancestor.id)) is None}
+    artifact = artifact_document(lineage, manifests, signatures, collected=collected)
+    whole = [snapshot for snapshot in lineage if snapshot.id not in collected]
+    blobs = {blob.digest: blob for snapshot in whole for blob in snapshot.blobs()}
     total, done = sum(blob.size_bytes for blob in blobs.values()), 0
     try:
         with _part(target) as part:

@@ -18,6 +18,7 @@ from aenv_run.catalog.names import Catalog
 from aenv_run.catalog.oci_documents import (
     MAX_DOCUMENT_BYTES,
     REFERENCE,
+    REMEMBERED_TYPE,
     SNAPSHOT_TYPE,
     Artifact,
     Descriptor,
@@ -94,7 +95,9 @@ def _take_in(
         require_publishable(name)
     elif tags:
         raise InvalidInput("a tag belongs to a name, and the layout has none", fix="give one with --name")
-    missing = _missing(lineage, artifact, catalog.repository)
+    collected = {one.digest.hex for one in artifact.layers if one.media_type == REMEMBERED_TYPE}
+    whole = [snapshot for snapshot in lineage if snapshot.id not in collected]
+    missing = _missing(whole, artifact, catalog.repository)
     total, done = sum(blob.size_bytes for blob in missing.values()), 0
     if total > limit_bytes:
         raise TooLarge(
@@ -104,6 +107,9 @@ def _take_in(
     for blob in missing.values():
         layout.require(blob)
     for snapshot in reversed(lineage):
+        if snapshot.id in collected:
+            catalog.repository.remember(snapshot)
+            continue
         files: dict[Digest, Path] = {}
         for blob in snapshot.blobs():
             if missing.pop(blob.digest, None) is not None:
@@ -119,14 +125,19 @@ def _take_in(
 
 def _lineage(layout: _Layout, artifact: Artifact, repository: Repository) -> list[Snapshot]:
     """The snapshot and those of its ancestors that are not here, newest first."""
-    ancestors = {one.digest.hex: one for one in artifact.layers if one.media_type == SNAPSHOT_TYPE}
+    kinds = (SNAPSHOT_TYPE, REMEMBERED_TYPE)
+    ancestors = {one.digest.hex: one for one in artifact.layers if one.media_type in kinds}
     lineage = [_snapshot(layout, artifact.config)]
     while (parent := lineage[-1].parent) is not None:
+        found = ancestors.get(parent)
         try:
-            repository.snapshot(parent)
+            if found is None or found.media_type == REMEMBERED_TYPE:
+                repository.ancestor(parent)
+            else:
+                repository.snapshot(parent)
             return lineage
         except NotFound:
-            found = ancestors.get(parent)
+            pass
         if found is None:
             raise CorruptData(
                 f"the layout lacks snapshot {parent}, from which {lineage[-1].id.short} grew",

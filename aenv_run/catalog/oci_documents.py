@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,6 +20,7 @@ from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.types import Digest, SnapshotId
 
 ARTIFACT_TYPE = "application/vnd.aenv.snapshot.v1"
+REMEMBERED_TYPE = "application/vnd.aenv.snapshot.collected.v1+json"
 SNAPSHOT_TYPE = "application/vnd.aenv.snapshot.manifest.v1+json"
 DISK_TYPE = "application/vnd.aenv.disk.layer.v1.qcow2"
 MEMORY_TYPE = "application/vnd.aenv.memory.file.v1"
@@ -71,19 +73,29 @@ class _Layout(BaseModel):
 
 
 def artifact_document(
-    lineage: Sequence[Snapshot], manifests: Sequence[bytes], signatures: Sequence[tuple[SnapshotId, bytes]] = ()
+    lineage: Sequence[Snapshot],
+    manifests: Sequence[bytes],
+    signatures: Sequence[tuple[SnapshotId, bytes]] = (),
+    *,
+    collected: AbstractSet[SnapshotId] = frozenset(),
 ) -> bytes:
-    """The artifact's manifest. ``lineage`` is newest first, ``manifests`` its canonical bytes. Always the same."""
+    """The artifact's manifest. ``lineage`` is newest first, ``manifests`` its canonical bytes. Always the same.
+
+    Of those that were ``collected`` only the manifests go along.
+    """
     layers: dict[Digest, dict[str, object]] = {}
     for snapshot in lineage:
+        if snapshot.id in collected:
+            continue
         for blob in snapshot.disk:
             layers.setdefault(blob.digest, _descriptor(DISK_TYPE, blob.digest, blob.size_bytes))
         for role, blob in snapshot.memory.files.items() if snapshot.memory else ():
             layers.setdefault(blob.digest, _descriptor(MEMORY_TYPE, blob.digest, blob.size_bytes, title=role))
         for blob in snapshot.blobs():  # what is neither: chunk tables
             layers.setdefault(blob.digest, _descriptor(TABLE_TYPE, blob.digest, blob.size_bytes))
-    for data in manifests[1:]:
-        layers.setdefault(digest_bytes(data), _descriptor(SNAPSHOT_TYPE, digest_bytes(data), len(data)))
+    for snapshot, data in zip(lineage[1:], manifests[1:], strict=True):
+        kind = REMEMBERED_TYPE if snapshot.id in collected else SNAPSHOT_TYPE
+        layers.setdefault(digest_bytes(data), _descriptor(kind, digest_bytes(data), len(data)))
     for id, data in signatures:
         layers.setdefault(
             digest_bytes(data), _descriptor(SIGNATURE_TYPE, digest_bytes(data), len(data), title=f"{id}.minisig")

@@ -183,14 +183,14 @@ class _Collection:
                 except NotFound:
                     continue
                 self._store.put_new(collected_key(id), data)
-                found.collected.add(id)
+                found.collected[id] = found.present_s
                 self._counts.remembered += 1
             self._delete(manifest_key(id))
             found.manifests.pop(id)
             self._counts.snapshots += 1
         for id in forgotten:
             self._delete(collected_key(id))
-            found.collected.discard(id)
+            found.collected.pop(id)
 
     def _plan(self, found: Survey) -> tuple[set[SnapshotId], set[SnapshotId], set[SnapshotId]]:
         """Snapshots that go, those of them that are remembered as ancestors, and ancestors of nothing more."""
@@ -204,7 +204,15 @@ class _Collection:
                 above.add(parent)
                 parent = self._surveyor.needs(parent).parent
         kept = found.kept.keys()
-        return doomed, doomed & above, {id for id in found.collected if id not in above or id in kept}
+        return (
+            doomed,
+            doomed & above,
+            {
+                id
+                for id, modified_s in found.collected.items()  # a young one may be of an import that goes on
+                if id in kept or (id not in above and found.present_s - modified_s >= self._rules.grace_s)
+            },
+        )
 
     def _blobs(self, found: Survey) -> None:
         """Those that no manifest needs that is left. Places that are done are not looked at again."""

@@ -54,7 +54,7 @@ class Survey:
     referenced: set[SnapshotId] = field(default_factory=set)
     versions: int = 0
     records: int = 0
-    collected: set[SnapshotId] = field(default_factory=set)
+    collected: dict[SnapshotId, float] = field(default_factory=dict)
     old_records: list[StoreKey] = field(default_factory=list)
     buried: list[StoreKey] = field(default_factory=list)
     leases: list[Found] = field(default_factory=list)
@@ -142,7 +142,7 @@ class Surveyor:
                     continue
                 except CorruptData as error:
                     raise self._refusal(error) from None
-            found.collected.add(id)
+            found.collected[id] = info.modified_s
 
     def _names_and_records(self, found: Survey) -> None:
         named: dict[str, tuple[StoreKey, SnapshotId]] = {}

@@ -11,8 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from aenv_build.cache.elsewhere import Elsewhere, Other
 from aenv_build.cache.ledger import Ledger
 from aenv_run.catalog import Catalog, version_key
+from aenv_run.catalog.export import export
+from aenv_run.catalog.intake import take_in
 from aenv_run.check import check
 from aenv_run.cli.command import run
 from aenv_run.digest import canonical_json
@@ -409,3 +412,22 @@ def test_retention_sees_what_other_homes_use(
     assert run(["catalog", "retain", "env", "--keep", "0", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["versions"]
     assert "sandbox s1" in row["kept_because"]
+
+
+def test_a_snapshot_whose_ancestor_was_collected_can_travel(world: World, tmp_path: Path) -> None:
+    base = world.commit(b"base", ram=b"memory of the base")
+    child = world.commit(b"child", parent=base)
+    world.catalog.publish(NAME, child.id)
+    world.gc()
+    export(world.catalog, "env:1", tmp_path / "layout")
+    assert not any(b"memory of the base" in path.read_bytes() for path in (tmp_path / "layout").rglob("*/*/*"))
+    (tmp_path / "scratch").mkdir()
+    theirs = Catalog(Repository(MemoryStore()), by="y")
+    taken = take_in(theirs, tmp_path / "layout", tmp_path / "scratch")
+    assert taken.snapshot_id == child.id and len(theirs.lineage(child.id)) == 2
+    assert check(theirs.repository, deep=True).ok and base.id not in set(theirs.repository.ids())
+    cached = Repository(MemoryStore())
+    Ledger(world.repository).keep("stages", KEY, child)
+    elsewhere = Elsewhere([Other("x", world.repository)], tmp_path / "scratch")
+    assert elsewhere.bring(cached, "stages", KEY) is not None and not elsewhere.warnings
+    assert check(cached, deep=True).ok and len(Catalog(cached).lineage(child.id)) == 2

@@ -14,7 +14,7 @@ import pytest
 
 from aenv_run.catalog import Catalog
 from aenv_run.check import check
-from aenv_run.errors import Conflict, NotFound
+from aenv_run.errors import Conflict, CorruptData, NotFound
 from aenv_run.garbage.collect import Rules, collect
 from aenv_run.garbage.holder import Holder
 from aenv_run.garbage.state import Gate, Timing
@@ -75,6 +75,15 @@ def commits_on_the_base(scene: Scene, repository: Repository) -> None:
     scene.claimed.append(made)
 
 
+def commits_on_what_nothing_names(scene: Scene, repository: Repository) -> None:
+    try:
+        made = repository.commit(capture(scene.place, b"orphan"), draft(scene.lonely))
+        Catalog(repository, by="x").publish(NAME, made.id)
+    except (NotFound, Conflict, CorruptData):
+        return  # its parent was collected before: nobody held it
+    scene.claimed.append(made)
+
+
 def names_what_is_there(scene: Scene, repository: Repository) -> None:
     try:
         Catalog(repository, by="x").publish(NAME, scene.lonely.id)
@@ -96,6 +105,7 @@ WRITERS = (
     commits_an_orphan_blob,
     commits_what_is_there,
     commits_on_the_base,
+    commits_on_what_nothing_names,
     names_what_is_there,
     holds_what_is_there,
 )
