@@ -19,6 +19,7 @@ from aenv_run.catalog.intake import take_in
 from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
 from aenv_run.digest import canonical_json, digest_file
+from aenv_run.garbage.state import Gate, Timing
 from aenv_run.minisign import SecretKey
 from aenv_run.packing import Packer
 from aenv_run.repository import Repository
@@ -33,6 +34,9 @@ NAME, LATEST, STABLE = Name("task"), Tag("latest"), Tag("stable")
 SIGNER = SecretKey.new()
 KEY = StageKey("5" * 64)
 BIG = bytes(range(256)) * 6000  # more than one write
+
+#: A process that was killed lives on here, as the test's own: nobody waits a minute to take it for dead.
+SOON = Timing(ttl_s=0.05, patience_s=60, settle_s=0, poll_s=0.001)
 
 
 class World:
@@ -50,7 +54,7 @@ class World:
 
     def reopen(self) -> None:
         """As another process sees it."""
-        self.repository = Repository(self.store)
+        self.repository = Repository(self.store, Gate(self.store, SOON))
         self.catalog = Catalog(self.repository, by="x")
         self.cache = BlobCache(self.place / "cache", self.repository)
 
