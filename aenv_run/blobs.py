@@ -19,7 +19,7 @@ from typing import Protocol
 
 from aenv_run.chunk_table import CHUNK_BYTES, ChunkTable, chunk_count, has_table
 from aenv_run.digest import READ_BYTES
-from aenv_run.errors import CorruptData, NotFound, StoreUnavailable, from_os
+from aenv_run.errors import CorruptData, HostRefused, NoSpace, NotFound, StoreUnavailable, from_os
 from aenv_run.packed import HEADER_BYTES, PackedIndex, blob_bytes_of, index_bytes, pack
 from aenv_run.snapshot import Blob
 from aenv_run.store import KeyInfo, Store, StoreKey
@@ -234,11 +234,15 @@ class Blobs:
             self.verify(blob.table)
 
     def _put_packed(self, path: Path, blob: Blob, table: ChunkTable | None) -> None:
-        with packed_file(path, path.parent, blob, table) as packed:
-            if packed is not None:
+        with ExitStack() as stack:
+            try:
+                packed = stack.enter_context(packed_file(path, path.parent, blob, table))
+            except (NoSpace, HostRefused):
+                packed = None  # no place for it beside the file: raw it only takes longer
+            if packed is None:
+                self._store.put_file(self.raw_key(blob.digest), path, consume=True)
+            else:
                 self._store.put_file(self.packed_key(blob.digest), packed, consume=True)
-                return
-        self._store.put_file(self.raw_key(blob.digest), path, consume=True)
 
     # Pieces
 

@@ -32,6 +32,7 @@ from aenv_run.store.s3 import S3Store
 from aenv_run.types import Name
 from tests.bytes_half import capture, commit, draft
 from tests.s3.server import Server
+from tests.small_file_system import fill, small_file_system
 from tests.style.source import ROOT
 
 RANDOM = random.Random(2)
@@ -167,6 +168,17 @@ def test_what_does_not_shrink_stays_raw(tmp_path: Path) -> None:
     shrinks = noise[: int(len(noise) * (1 - MIN_SAVED)) - CHUNK_BYTES] + bytes(2 * CHUNK_BYTES)
     commit(repository, tmp_path, shrinks)
     assert len(list(store.list("packed/"))) == 1
+
+
+def test_where_there_is_no_room_to_pack_it_is_sent_raw(tmp_path: Path) -> None:
+    store = MemoryStore()
+    repository = Repository(store)
+    with small_file_system(tmp_path / "small", 4 << 20) as place:
+        captured = capture(place, CONTENT)
+        fill(place)
+        blob = repository.commit(captured, draft()).disk[0]
+    assert [one.packed for one in repository.blobs.forms(blob.digest)] == [False]
+    assert check(repository, deep=True).ok
 
 
 @pytest.mark.parametrize("form", ["raw", "packed"])
