@@ -157,7 +157,10 @@ class BlobCache:
     def _adopt(self, blob: Blob, local: Path, path: Path) -> bool | None:
         """Link the store's own file; None when the file system cannot."""
         with _opened(local) as fd:
-            before = FileIdentity.of(os.fstat(fd))
+            found = os.fstat(fd)
+            if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+                return None  # others can write it whenever they like: take a copy
+            before = FileIdentity.of(found)
             settled = before.settled
             if not self._repository.has_digested(blob, before):
                 self._require(blob, fd, f"{self._repository.blob_key(blob.digest)} ({local})")

@@ -6,9 +6,9 @@ The bytes on disk are described in docs/snapshot-format.md.
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, model_serializer, model_validator
 
 from aenv_run.chunk_table import has_table, table_bytes
 from aenv_run.digest import canonical_json
@@ -75,10 +75,17 @@ class MemoryFacts(Model):
     tsc_khz: int = 0
 
 
+#: Drivers make file names of roles, so none leads elsewhere.
+Role = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")]
+MAX_ROLES = 64
+
+
 class MemoryPart(Model):
     """A machine's RAM and device state at one instant, of the same instant as the disk."""
 
-    files: dict[str, Blob] = Field(description="by role: for qemu 'ram', its layers 'ram.1' ..., 'device_state'")
+    files: dict[Role, Blob] = Field(
+        max_length=MAX_ROLES, description="by role: for qemu 'ram', its layers 'ram.1' ..., 'device_state'"
+    )
     facts: MemoryFacts
 
 
