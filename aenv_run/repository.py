@@ -19,6 +19,7 @@ from pydantic import Field, ValidationError
 
 from aenv_run.blobs import Blobs, VerifiedReader
 from aenv_run.capture import Capture
+from aenv_run.chunk_table import ChunkTable, table_bytes
 from aenv_run.describe import Described, describe
 from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
@@ -142,10 +143,20 @@ class Repository:
                 raise CorruptData(
                     f"the chunk table that snapshot {snapshot.id.short} names for blob {digest} is of another blob"
                 )
+        for blob in snapshot.files():  # here already, perhaps from before there were tables
+            if blob.chunks is not None and blob.chunks in files and blob.digest not in files:
+                self._require_table_of(blob, files[blob.chunks])
         self._store_whole(snapshot, files, described, watch)
         self._remember(described)
         for path in files.values():
             path.unlink(missing_ok=True)
+
+    def _require_table_of(self, blob: Blob, path: Path) -> None:
+        """``CorruptData`` unless the file is the table of the stored blob. Reads all of that."""
+        what = f"{blob.chunks}, said to be of blob {blob.digest},"
+        with path.open("rb") as file:
+            table = ChunkTable.parse(file.read(table_bytes(blob.size_bytes) + 1), blob.size_bytes, what)
+        self.blobs.verify_form(blob, self.blobs.require(blob), table)
 
     def ancestor(self, id: SnapshotId) -> Snapshot:
         """The manifest, also when the snapshot was collected and only the memory of it is kept."""

@@ -260,6 +260,18 @@ def test_an_import_takes_no_table_of_another_blob(tmp_path: Path) -> None:
         ours.adopt(lie, files)
     assert not list(ours.store.list(""))
     assert all(path.exists() for path in files.values())
+    # The blob is here already, without a table as of old: now the table comes alone.
+    old = good.model_copy(
+        update={"disk": (good.disk[0].model_copy(update={"chunks": None}),), "format": "aenv.snapshot/1"}
+    )
+    ours.adopt(old, {good.disk[0].digest: files.pop(good.disk[0].digest)})
+    with pytest.raises(CorruptData, match="not that of its table"):
+        ours.adopt(lie, files)
+    with theirs.open_blob(good.disk[0].table or good.disk[0]) as reader:
+        (tmp_path / "table").write_bytes(reader.read())
+    assert good.disk[0].chunks is not None
+    ours.adopt(good, {good.disk[0].chunks: tmp_path / "table"})
+    assert check(ours, deep=True).ok and set(ours.ids()) == {old.id, good.id}
 
 
 def test_a_read_is_bounded(tmp_path: Path) -> None:
