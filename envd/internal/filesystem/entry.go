@@ -11,7 +11,7 @@ import (
 	"aenv/envd/internal/users"
 )
 
-// Entry describes one file. Links use the encoding that every client knows,
+// Entry describes one file. Links use the encoding that both current SDKs show,
 // type SYMLINK and a target, and say so in the newer one too.
 type Entry struct {
 	Name          string            `json:"name" pb:"1"`
