@@ -28,7 +28,7 @@ lint: setup ## set up, then formatters, linters and type checks
 
 soak: setup ## set up, then the stores on a second S3 server, every crash point and 200 kills, 50 snapshots of a guest that writes (gVisor: 30), then tests/crash and tests/e2e 20 times, each driver
 	@scripts/setup-soak
-	@AENV_SWIFT=1 $(python) -m pytest --timeout 1800 tests/contracts/test_store_contract.py tests/contracts/test_store_swift.py
+	@AENV_SWIFT=1 $(python) -m pytest --timeout 1800 tests/contracts/test_store_contract.py tests/contracts/test_store_swift.py tests/e2e/test_bucket.py
 	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k qemu
 	@AENV_SNAPSHOTS=30 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k gvisor
 	@AENV_CRASH_POINTS=1000000 AENV_CRASH_ROUNDS=200 $(python) -m pytest --timeout 1800 tests/crash

@@ -10,7 +10,7 @@ import errno
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,6 +64,17 @@ def data_runs(fd: int, size_bytes: int) -> Iterator[tuple[int, int]]:
         while at < size_bytes and (hole := os.lseek(fd, at, os.SEEK_HOLE)) != at:
             at = end = min(-(-hole // CHUNK_BYTES) * CHUNK_BYTES, size_bytes)
         yield start, end
+
+
+def require_unchanged(files: Mapping[Digest, Path], described: Sequence[Described]) -> None:
+    """``InvalidInput`` if a file was written since: what was stored of it may not be what was described."""
+    known: dict[Digest, set[FileIdentity | None]] = {}
+    for one in described:
+        known.setdefault(one.blob.digest, set()).add(one.identity)
+    for digest, path in files.items():
+        identities = known.get(digest, {None})
+        if None not in identities and FileIdentity.of(path.stat(follow_symlinks=False)) not in identities:
+            raise InvalidInput(f"captured file {path} was written while it was committed: it is not sealed")
 
 
 def _describe(path: Path, chunks: ThreadPoolExecutor) -> Described:

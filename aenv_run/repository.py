@@ -20,7 +20,7 @@ from pydantic import Field, ValidationError
 from aenv_run.blobs import Blobs, VerifiedReader
 from aenv_run.capture import Capture
 from aenv_run.chunk_table import ChunkTable, table_bytes
-from aenv_run.describe import Described, describe
+from aenv_run.describe import Described, describe, require_unchanged
 from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.state import Gate, Watch
@@ -317,6 +317,7 @@ class Repository:
                 if attempt == 0:
                     raise
                 raise Conflict(f"{error.message}: it was collected as garbage just now", fix="try again") from None
+            require_unchanged(files, described)
             if watch.quiet():
                 self._put_manifest(snapshot)
                 if watch.quiet():

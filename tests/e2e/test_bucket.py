@@ -84,6 +84,8 @@ def test_built_by_one_home_and_started_by_another(server: Server, folder: Path) 
         if server.writers == "many":
             assert run(second, url, *create).stdout.strip() == "grown:1"
             assert "grown:1" in run(second, url, "aenv_run.cli", "catalog", "ls").stdout
+            collected = json.loads(run(second, url, "aenv_run.cli", "gc", "--grace", "0s", "--json").stdout)
+            assert collected["snapshots"] == 0 and collected["referenced"] >= 2 and len(collected["holders"]) == 1
         else:
             assert "writers=one" in run(second, url, *create, code=69).stderr
         assert json.loads(run(second, url, "aenv_run.cli", "check", "--deep", "--json").stdout)["problems"] == []

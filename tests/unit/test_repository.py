@@ -171,6 +171,25 @@ def test_a_full_disk_leaves_the_capture_whole(memory: tuple[Repository, MemorySt
     assert repository.snapshot(repository.commit(captured, draft()).id)
 
 
+class Meddling(MemoryStore):
+    """While a file is stored somebody writes into it."""
+
+    def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
+        done = super().put_file(key, source, consume=consume)
+        with source.open("r+b") as file:
+            file.write(b"b")
+        return done
+
+
+def test_a_file_that_is_written_between_its_digest_and_its_end_is_not_committed(tmp_path: Path) -> None:
+    repository = Repository(Meddling())
+    captured = capture(tmp_path, b"aaa")
+    os.utime(captured.disk[0], (1, 1))  # long settled
+    with pytest.raises(InvalidInput, match="sealed"):
+        repository.commit(captured, draft())
+    assert not list(repository.ids())
+
+
 def test_a_blob_cut_in_the_repository_is_not_taken_for_whole(posix: Repository, tmp_path: Path) -> None:
     snapshot = commit(posix, tmp_path, b"x" * 100)
     key = posix.blob_key(snapshot.disk[0].digest)
