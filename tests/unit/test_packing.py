@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,23 @@ def test_readers_do_not_notice(world: World) -> None:
         for thread in threads:
             thread.join()
     assert not wrong
+
+
+def test_two_packers_at_once(world: World) -> None:
+    for number in range(3):
+        commit(world.repository, world.root, TEXT + bytes([number]))
+    barrier = threading.Barrier(2)
+
+    def pack(_: int) -> Packing:
+        barrier.wait()
+        return world.pack()
+
+    with ThreadPoolExecutor(2) as pool:
+        done = list(pool.map(pack, range(2)))
+    assert sum(one.packed for one in done) >= 4 and not any(one.damaged for one in done)
+    world.whole()
+    assert len(list(world.repository.store.list("packed/"))) == 4
+    assert not [info for info in world.repository.store.list("blobs/") if info.size_bytes > CHUNK_BYTES]
 
 
 def test_what_is_collected_meanwhile_is_no_error(world: World) -> None:
