@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from aenv_build.cache.ledger import Ledger
+from aenv_run.blocks.chunk_file import ChunkFile
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import trim
 from aenv_run.capture import Capture
@@ -18,7 +19,10 @@ from aenv_run.catalog.export import export
 from aenv_run.catalog.intake import take_in
 from aenv_run.catalog.records import PAGE_MOVES
 from aenv_run.check import check
+from aenv_run.chunks import ChunkReader
 from aenv_run.digest import canonical_json, digest_file
+from aenv_run.errors import from_os
+from aenv_run.garbage.collect import Rules, collect
 from aenv_run.garbage.state import Gate, Timing
 from aenv_run.minisign import SecretKey
 from aenv_run.packing import Packer
@@ -35,8 +39,18 @@ SIGNER = SecretKey.new()
 KEY = StageKey("5" * 64)
 BIG = bytes(range(256)) * 6000  # more than one write
 
-#: A process that was killed lives on here, as the test's own: nobody waits a minute to take it for dead.
-SOON = Timing(ttl_s=0.05, patience_s=60, settle_s=0, poll_s=0.001)
+
+class Clock:
+    """Goes on only while somebody sleeps, and then at once: a lock of a dead process is soon seen to be one."""
+
+    def __init__(self) -> None:
+        self._now_s = 0.0
+
+    def read(self) -> float:
+        return self._now_s
+
+    def sleep(self, seconds: float) -> None:
+        self._now_s += seconds
 
 
 class World:
@@ -54,7 +68,8 @@ class World:
 
     def reopen(self) -> None:
         """As another process sees it."""
-        self.repository = Repository(self.store, Gate(self.store, SOON))
+        clock = Clock()
+        self.repository = Repository(self.store, Gate(self.store, Timing(clock_s=clock.read, sleep=clock.sleep)))
         self.catalog = Catalog(self.repository, by="x")
         self.cache = BlobCache(self.place / "cache", self.repository)
 
@@ -261,6 +276,49 @@ def commit_it(world: World) -> SnapshotId:
     return world.repository.commit(world.whole_capture(), draft(world.base)).id
 
 
+def gc(world: World) -> None:
+    """What has no name, and what was removed."""
+    collect(world.repository, Rules(grace_s=0.0), dict)
+
+
+def removed(world: World) -> None:
+    two_versions(world)
+    world.catalog.remove(NAME, 2)
+    commit(world.repository, world.scratch, BIG, parent=world.base)
+
+
+def collected(world: World) -> bool:
+    left = [info.key for place in ("snapshots/", "blobs/", "packed/") for info in world.store.list(place)]
+    assert len(left) >= 2, "the base and its layer"
+    return len(left) == 2
+
+
+def fill_chunks(world: World) -> None:
+    """As the server of layers does when a guest has read all of one."""
+    blob, reader = world.other.disk[1], ChunkReader(world.repository)
+    table = reader.table(blob)
+    assert table is not None and table.count > 3
+    try:
+        file = ChunkFile(world.place / "chunks", table)
+    except OSError as error:
+        raise from_os(error, "opening the chunks") from error
+    for index in range(table.count):
+        if not file.has(index):
+            file.put(index, reader.read(blob, table, index, 1)[0])
+    file.close()
+
+
+def chunks_filled(world: World) -> bool:
+    """What it says to have is right; the rest it fetches again."""
+    table = ChunkReader(world.repository).table(world.other.disk[1])
+    assert table is not None
+    file = ChunkFile(world.place / "chunks", table)
+    here = [index for index in range(table.count) if file.has(index)]
+    assert all(table.matches(index, file.read(index, 0, table.length(index))) for index in here)
+    file.close()
+    return len(here) == table.count
+
+
 def sign_it(world: World) -> None:
     sign(world.store, world.base.id, canonical_json(world.base), SIGNER)
 
@@ -285,6 +343,8 @@ ACTS = (
     Act("sign", nothing, sign_it, signed),
     Act("import", layout, import_it, lambda world: Name("theirs") in world.catalog.names()),
     Act("pack", layers, pack, packed),
+    Act("gc", removed, gc, collected),
+    Act("chunk cache fill", layers, fill_chunks, chunks_filled, changes_store=False),
     Act("export", nothing, export_it, exported, changes_store=False),
     Act("cache fill", layers, fetch, cached, changes_store=False),
     Act("cache eviction", fill, evict, lambda world: not cached(world), changes_store=False),

@@ -14,6 +14,8 @@ from aenv_run.catalog import Catalog
 from aenv_run.catalog.intake import take_in
 from aenv_run.digest import digest_file
 from aenv_run.errors import Conflict
+from aenv_run.garbage.collect import Rules, collect
+from aenv_run.garbage.state import Gate, Timing
 from aenv_run.repository import Repository
 from aenv_run.store import Store
 from aenv_run.types import Name, Tag
@@ -25,7 +27,7 @@ LOOP, IMPORTED, LATEST, STABLE = Name("loop"), Name("imported"), Tag("latest"), 
 def work(store: Store, place: Path, layout: Path, seed: int, said: TextIO) -> None:
     """Never returns. ``place`` is its own; ``layout`` is an exported snapshot."""
     source = random.Random(seed)
-    repository = Repository(store)
+    repository = Repository(store, Gate(store, Timing(settle_s=0.0)))
     catalog = Catalog(repository)
     cache = BlobCache(place / "cache", repository)
 
@@ -53,6 +55,9 @@ def work(store: Store, place: Path, layout: Path, seed: int, said: TextIO) -> No
                 catalog.rollback(LOOP, STABLE)
         if version % 5 == 2:
             import_it(catalog, layout, place / f"import-{version}")
+        if version % 4 == 1:
+            say("collecting")
+            collect(repository, Rules(grace_s=0.0), dict)
         if version % 7 == 3:
             catalog.remove(LOOP, version)
             say("removed", version)
