@@ -115,7 +115,7 @@ def explained(error: Exception, doing: str, place: S3Place) -> AenvError:
     if isinstance(error, NoRegionError):
         return no_region(place)
     if isinstance(error, EndpointConnectionError | ConnectTimeoutError):
-        where = place.endpoint or "the endpoint of Amazon S3"
+        where = place.server or "the endpoint of Amazon S3"
         return StoreUnavailable(
             f"{what}: {where} cannot be reached for bucket {place.bucket}",
             fix="look whether the server runs and that host, port and scheme of endpoint=… are right",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -72,10 +73,16 @@ class S3Place:
         path = f"/{self.prefix}" if self.prefix else ""
         return f"s3://{self.bucket}{path}" + (f"?{query}" if query else "")
 
+    @property
+    def server(self) -> str:
+        """Where it is asked, as far as the URL or the environment say; "" is Amazon."""
+        named = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
+        return self.endpoint or ("" if "@" in named else named)
+
     def __str__(self) -> str:
-        """For messages: the bucket, the prefix and the endpoint."""
+        """For messages: the bucket, the prefix and the server."""
         place = f"s3://{self.bucket}" + (f"/{self.prefix}" if self.prefix else "")
-        return f"{place} at {self.endpoint}" if self.endpoint else place
+        return f"{place} at {self.server}" if self.server else place
 
 
 def _options(pairs: list[tuple[str, str]]) -> dict[str, str]:

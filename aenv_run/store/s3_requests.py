@@ -221,7 +221,7 @@ def _addressing(place: S3Place) -> Addressing:
     """Own servers have rarely a host name for each bucket."""
     if place.addressing != "auto":
         return place.addressing
-    return "path" if place.endpoint and ".amazonaws.com" not in place.endpoint else "auto"
+    return "path" if place.server and ".amazonaws.com" not in place.server else "auto"
 
 
 def _retry_after_s(error: BaseException | None) -> float:

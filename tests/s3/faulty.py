@@ -154,13 +154,18 @@ def _ask(
     behind: tuple[str, int], handler: BaseHTTPRequestHandler, body: bytes
 ) -> tuple[int, dict[str, str], bytes]:
     connection = http.client.HTTPConnection(*behind, timeout=30)
-    connection.request(handler.command, handler.path, body, dict(handler.headers.items()))
+    path, headers = handler.path, dict(handler.headers.items())
+    if path.startswith("http://"):  # asked as a proxy, for BUCKET.HOST
+        parts = urlsplit(path)
+        del headers["Host"]
+        path = f"/{parts.netloc.partition('.')[0]}{parts.path}" + (f"?{parts.query}" if parts.query else "")
+    connection.request(handler.command, path, body, headers)
     answer = connection.getresponse()
     data = answer.read()
     dropped = ("connection", "transfer-encoding", "server", "date")
-    headers = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
+    told = {name: value for name, value in answer.getheaders() if name.lower() not in dropped}
     connection.close()
-    return answer.status, headers, data
+    return answer.status, told, data
 
 
 def _answer(handler: BaseHTTPRequestHandler, status: int, headers: dict[str, str], body: bytes) -> None:

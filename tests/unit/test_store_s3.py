@@ -33,7 +33,7 @@ from tests.s3.server import CREDENTIALS, Server
 
 KEY = StoreKey("blobs/sha256/ab/abcdef")
 PART = 5 << 20
-HURRY = Patience(first_wait_s=0.01, read_s=2.0, connect_s=1.0)
+HURRY = Patience(first_wait_s=0.01, read_s=1.0, connect_s=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +144,7 @@ def test_a_large_file_is_stored_though_answers_are_lost(
         Fault("refuse", status=500, code="InternalError", times=3),
         Fault("refuse", status=429, code="TooManyRequests", times=2, headers={"Retry-After": "0"}),
         Fault("refuse", status=400, code="RequestTimeout", times=2),
-        Fault("stall", seconds=3.0),
+        Fault("stall", seconds=1.5),
         Fault("early", times=2),
         Fault("lose", times=2),
     ],
@@ -311,6 +311,28 @@ def test_a_missing_bucket_is_no_missing_key(s3_server: Server, tmp_path: Path) -
     ):
         with pytest.raises(NotFound, match="there is no bucket no-such-bucket"):
             call(S3Store(place, lock=tmp_path / "lock", patience=HURRY))
+
+
+def test_a_server_that_the_environment_names(
+    s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As path: it has no host name for each bucket."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
+    store = S3Store(replace(s3_server.place(uuid4().hex), endpoint=None), lock=tmp_path / "lock", patience=HURRY)
+    assert store.put_new(KEY, b"1") and store.read(KEY, limit_bytes=1) == b"1"
+    assert s3_server.endpoint in repr(store)
+
+
+def test_a_host_name_for_each_bucket(
+    proxied: tuple[Faulty, Server], proxy: Faulty, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Through a proxy, because no such name exists here."""
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, proxied[1].endpoint)
+    place = replace(proxied[1].place(uuid4().hex), endpoint="http://s3.invalid", addressing="virtual")
+    store = S3Store(place, lock=tmp_path / "lock", patience=HURRY)
+    assert store.put_new(KEY, b"1") and [info.key for info in store.list("")] == [KEY]
+    assert proxy.asked and all(path.startswith(f"http://{place.bucket}.s3.invalid/") for _, path in proxy.asked)
 
 
 def test_nobody_there(tmp_path: Path) -> None:
