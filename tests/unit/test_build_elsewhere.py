@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -11,7 +12,9 @@ from aenv_build.cache.known import look_up
 from aenv_build.cache.ledger import Ledger
 from aenv_build.reports.events import StageHit, StageNote
 from aenv_run.check import check
+from aenv_run.config import open_repository
 from aenv_run.errors import InvalidInput, Unsupported
+from tests.s3.server import Server
 from tests.unit.build_site import HEAD, BuildSite
 
 RECIPE = (
@@ -46,6 +49,19 @@ async def test_what_another_repository_has_is_copied_and_nothing_runs(tmp_path: 
 
     await ours.build(RECIPE)
     assert ours.commands == [], "what was copied is ours from then on"
+
+
+async def test_from_a_bucket_and_without_one_that_is_not_there(tmp_path: Path, s3_server: Server) -> None:
+    theirs, ours, _ = await both(tmp_path)
+    url = s3_server.url(uuid4().hex)
+    bucket = open_repository(url, theirs.home).store
+    for info in theirs.repository.store.list(""):
+        bucket.put_new(info.key, theirs.repository.store.read(info.key, limit_bytes=1 << 24))
+    dead = "s3://bucket?region=x&endpoint=http://127.0.0.1:1"
+    await ours.build(RECIPE, cache_from=(dead, url))
+    assert ours.commands == [] and not check(ours.repository).problems
+    (note,) = notes(ours)
+    assert note.startswith(f"--cache-from {dead}: ") and "cannot be reached" in note
 
 
 async def test_a_plan_copies_nothing_and_says_where_it_is(tmp_path: Path) -> None:
