@@ -116,8 +116,11 @@ def _take_in(
                 files[blob.digest] = layout.copy(blob, scratch, Told(progress, done, total))
                 done += blob.size_bytes
         catalog.repository.adopt(snapshot, files)
+    trust, manifests = catalog.repository.trust, {snapshot.id: canonical_json(snapshot) for snapshot in lineage}
     for signed_id, data, signature in signatures:
-        keep(catalog.repository.store, signed_id, data, f"the signature of {signature.key_name}")
+        # One that nobody here can verify does not take the place of another.
+        good = trust is not None and trust.accepts([signature], manifests[signed_id])
+        keep(catalog.repository.store, signed_id, data, f"the signature of {signature.key_name}", replace=good)
     id = lineage[0].id
     version = catalog.publish(name, id, tags) if name is not None else None
     return Imported(snapshot_id=id, name=name, version=version, snapshots=len(lineage), copied_bytes=total)

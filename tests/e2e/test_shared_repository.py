@@ -16,6 +16,7 @@ from aenv_run import Sandbox
 from aenv_run.catalog import Catalog
 from aenv_run.check import check
 from aenv_run.config import open_repository
+from aenv_run.errors import Untrusted
 from aenv_run.paths import Home
 from aenv_run.types import Name, Tag
 from tests.e2e.conftest import ROOT, environment, node_home
@@ -104,9 +105,22 @@ async def test_built_on_one_and_launched_on_the_other(shared: Shared) -> None:
     assert check(catalog.repository, deep=True).ok
 
 
+def only_signed(shared: Shared) -> None:
+    """A node that was started before keeps to what its caller requires."""
+    key = shared.recipe.with_name("key")
+    asyncio.run(shared.aenv(shared.one, "aenv_run.cli", "catalog", "keygen", str(key), "-W"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AENV_REQUIRE_SIGNATURE", f"{key}.pub")
+        with pytest.raises(Untrusted):
+            Sandbox.create("shared:1", home=shared.two)
+        asyncio.run(shared.aenv(shared.one, "aenv_run.cli", "catalog", "sign", "shared:1", "--key", str(key)))
+        Sandbox.create("shared:1", home=shared.two).kill()
+
+
 def moves_and_removal(shared: Shared, catalog: Catalog, name: Name, sandbox: Sandbox) -> None:
     """Tags are moved by both, and what the sandbox is of is removed and collected by the other."""
     assert sandbox.commands.run("cat /srv/sum").stdout.split()[1] == "/srv/chance"
+    only_signed(shared)
     made = sandbox.snapshot(name=name)
     assert catalog.versions(name) == (1, 2)
 

@@ -228,6 +228,7 @@ def test_an_export_carries_signatures_and_an_import_requires_them(tmp_path: Path
         take_in(two, tmp_path / "layout", tmp_path / "scratch")
     assert list(two.repository.store.list("")) == []
     two.repository.trust = Trust((key.public,))
+    two.repository.store.put_new(signature_key(id, key.public.name), SecretKey.new().sign(b"", "x").encode())
     assert take_in(two, tmp_path / "layout", tmp_path / "scratch").snapshot_id == id
     require_signed(two.repository, id)
     assert check(two.repository, deep=True).ok
