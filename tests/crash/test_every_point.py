@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
@@ -16,13 +17,15 @@ from aenv_run.store import Store
 from aenv_run.store.faults import Crash, Fault
 from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
+from aenv_run.store.s3 import S3Store
 from tests.crash.acts import ACTS, Act, World
 from tests.crash.calls import CHANGES, NEEDS_ROOM, killed_at, no_room, watched
 from tests.crash.faulty_store import FaultyStore
 from tests.crash.table import Points
+from tests.s3.server import Server
 
 #: How many of an act's system calls are tried; `make soak` tries all.
-SOME = int(os.environ.get("AENV_CRASH_POINTS") or 8)
+SOME = int(os.environ.get("AENV_CRASH_POINTS") or 6)
 WHENS = ("before", "half", "after")
 every_act = pytest.mark.parametrize("act", ACTS, ids=lambda act: act.name.replace(" ", "-"))
 
@@ -82,25 +85,40 @@ def some(count: int, most: int = SOME) -> list[int]:
     return sorted(random.Random(seed).sample(range(1, count + 1), most))
 
 
-@every_act
-@pytest.mark.parametrize("make", [memory, posix])
-def test_stopped_at_every_operation(place: Path, points: Points, act: Act, make: Callable[[Path], Store]) -> None:
-    worlds = Worlds(place, act, lambda place: FaultyStore(make(place)))
-    if make is memory:
-        worlds = Worlds(place, act, memory)
+def stop(worlds: Worlds, points: Points, act: Act, way: str, whens: tuple[str, ...], most: int) -> None:
+    """At the operations of the store."""
     world = worlds.new()
     before = world.store.operations  # type: ignore[attr-defined]
     act.run(world)
     count = world.store.operations - before  # type: ignore[attr-defined]
-    for when in WHENS if make is memory else WHENS[::2]:
-        for at in some(count, most=5 * SOME if make is memory else SOME):
+    for when in whens:
+        for at in some(count, most):
             world = worlds.new()
             world.store.arm(Fault(at, when))  # type: ignore[attr-defined, arg-type]
             try:
                 act.run(world)
             except Crash:
                 world.store.restart()  # type: ignore[attr-defined]
-                points.add(act.name, f"killed at an operation, {make.__name__}", look_and_repeat(world, act))
+                points.add(act.name, f"killed at an operation, {way}", look_and_repeat(world, act))
+
+
+@every_act
+def test_stopped_at_every_operation(place: Path, points: Points, act: Act) -> None:
+    stop(Worlds(place, act, memory), points, act, "memory", WHENS, 3 * SOME)
+
+
+@every_act
+def test_stopped_at_every_operation_of_a_directory(place: Path, points: Points, act: Act) -> None:
+    stop(Worlds(place, act, lambda place: FaultyStore(posix(place))), points, act, "posix", WHENS[::2], SOME)
+
+
+@every_act
+@pytest.mark.skipif(not os.environ.get("AENV_CRASH_POINTS"), reason="each takes a while over a wire: make soak")
+def test_stopped_at_operations_of_a_bucket(place: Path, points: Points, act: Act, s3_server: Server) -> None:
+    def bucket(place: Path) -> Store:
+        return FaultyStore(S3Store(s3_server.place(uuid4().hex), lock=place / "lock"))
+
+    stop(Worlds(place, act, bucket), points, act, "s3", WHENS[::2], 4)
 
 
 @every_act

@@ -81,13 +81,14 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.mark.timeout(240)
 async def test_eight_builders_publish_one_snapshot(shared: Shared) -> None:
     """As many in each home, of a recipe whose steps write random bytes: all are told of the same version."""
-    builders = BUILDERS if "://" not in shared.url or SOAK else BUILDERS // 2
-    homes = [shared.one, shared.two] * (builders // 2)
+    if "://" in shared.url and not SOAK:
+        pytest.skip("a directory is enough each time; the bucket is for make soak")
+    homes = [shared.one, shared.two] * (BUILDERS // 2)
     told = await asyncio.gather(
         *(shared.aenv(home, "aenv_build.cli", str(shared.recipe), "--json") for home in homes)
     )
     outputs = [json.loads(out)["outputs"][0] for out in told]
-    assert len(outputs) == builders and len({output["snapshot_id"] for output in outputs}) == 1
+    assert len(outputs) == BUILDERS and len({output["snapshot_id"] for output in outputs}) == 1
     catalog = shared.catalog()
     assert catalog.versions(Name("shared")) == (1,)
     assert catalog.resolve("shared:latest").snapshot_id == outputs[0]["snapshot_id"]
