@@ -22,7 +22,8 @@ from aenv_run.capture import Capture
 from aenv_run.chunk_table import ChunkTable, table_bytes
 from aenv_run.describe import Described, describe, require_unchanged
 from aenv_run.digest import canonical_json
-from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound, Unsupported
+from aenv_run.garbage.lock import CollectorLock
 from aenv_run.garbage.state import Gate, Watch
 from aenv_run.hooks import Hooks
 from aenv_run.signatures import Trust
@@ -316,6 +317,7 @@ class Repository:
                     continue
                 if attempt == 0:
                     raise
+                self._take_back(snapshot)
                 raise Conflict(f"{error.message}: it was collected as garbage just now", fix="try again") from None
             require_unchanged(files, described)
             if watch.quiet():
@@ -323,7 +325,29 @@ class Repository:
                 if watch.quiet():
                     return
             watch.wait()
+        self._take_back(snapshot)
         raise Conflict(f"snapshot {snapshot.id} met too many batches of a garbage collector", fix="try again")
+
+    def _take_back(self, snapshot: Snapshot) -> None:
+        """Leave no manifest of what is not whole. Under the lock: whoever commits the same now looks again."""
+        lock = CollectorLock(self.gate, "undo")
+        with suppress(AenvError):  # then it is left to the next collection: nothing refers to it
+            lock.acquire()
+            try:
+                if self.store.stat(manifest_key(snapshot.id)) is not None and not self._stands(snapshot):
+                    lock.require()
+                    self.store.delete(manifest_key(snapshot.id))
+            finally:
+                lock.release()
+
+    def _stands(self, snapshot: Snapshot) -> bool:
+        try:
+            if snapshot.parent is not None:
+                self.ancestor(snapshot.parent)
+            self.require_whole(snapshot)
+        except (CorruptData, NotFound):
+            return False
+        return True
 
     def _put_manifest(self, snapshot: Snapshot) -> None:
         """One that is there already is written again: its age counts from its last use."""

@@ -147,9 +147,12 @@ class _Collection:
             # A writer that looked at the lock before we took it, and is about to write a manifest, is seen then.
             self._timing.sleep(self._timing.settle_s)
             self._lock.require()
+            begun_s = self._timing.clock_s()
             found = self._surveyor.survey(self._present_s(), dead=self._dead)
             self._last = found
-            self._until_s = self._timing.clock_s() + self._timing.batch_s
+            now_s, batch_s = self._timing.clock_s(), self._timing.batch_s
+            # Where looking takes long, so do batches, or nothing else would be done.
+            self._until_s = now_s + (max(batch_s, now_s - begun_s) if batch_s >= 0 else batch_s)
             try:
                 self._small_things(found)
                 self._snapshots(found)

@@ -18,7 +18,7 @@ from aenv_run.types import Model
 
 STATE_KEY = StoreKey("leases/gc")
 MAX_STATE_BYTES = 64 << 10
-Work = Literal["gc", "repair", "pack"]
+Work = Literal["gc", "repair", "pack", "undo"]
 
 
 def boot_clock_s() -> float:
@@ -36,7 +36,7 @@ class Timing:
 
     ttl_s: float = 60.0
     patience_s: float = 600.0
-    batch_s: float = 20.0
+    batch_s: float = 5.0
     settle_s: float = 1.0
     poll_s: float = 0.2
     clock_s: Callable[[], float] = boot_clock_s

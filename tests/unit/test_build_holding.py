@@ -1,0 +1,78 @@
+"""What a running build uses and makes is held against garbage collection by anybody."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import pytest
+
+from aenv_build.running.holding import holding
+from aenv_run.catalog import Catalog
+from aenv_run.check import check
+from aenv_run.garbage.collect import Collected, Rules, collect
+from aenv_run.garbage.leases import read_leases
+from aenv_run.garbage.state import Gate, Timing
+from aenv_run.repository import Repository
+from aenv_run.store.posix import PosixStore
+from aenv_run.types import Name, SnapshotId
+from tests.unit.build_site import HEAD, BuildSite
+
+RECIPE = HEAD + "steps:\n  - {id: one, run: one}\n  - {id: two, run: two}\n"
+LONGER = RECIPE + "  - {id: three, run: three}\n"
+
+
+def elsewhere(site: BuildSite) -> Collected:
+    """Collects all that it may, also every result of the build cache."""
+    store = PosixStore(site.home.repository)
+    return collect(Repository(store, Gate(store, Timing(settle_s=0))), Rules(grace_s=0, records_older_s=0), dict)
+
+
+async def test_a_build_holds_what_it_found_and_leaves_no_lease(tmp_path: Path) -> None:
+    site = BuildSite.make(tmp_path)
+    await site.build(RECIPE)
+    Catalog(site.repository).remove(Name("made"))
+    collected: list[Collected] = []
+    async with holding(site.repository, site.home) as holder:
+        (lease,) = read_leases(site.repository)
+        assert lease.lease.kind == "build" and lease.lease.home == str(site.home.root)
+
+        def hold(snapshots: Mapping[SnapshotId, Iterable[str]]) -> None:
+            holder.hold(snapshots)
+            collected.append(elsewhere(site))  # names and results of the cache are gone, their snapshots are not
+
+        site.commands.clear()
+        await site.build(LONGER, hold=hold)
+        assert site.commands == ["three"] and len(collected) >= 1
+        assert check(site.repository, deep=True).ok
+    assert not list(read_leases(site.repository))
+    assert elsewhere(site).snapshots > 0
+    assert check(site.repository, deep=True).ok
+
+
+async def test_what_is_collected_while_a_build_looks_is_made_again(tmp_path: Path) -> None:
+    """Its look at the build cache is repeated, since a collector was at work before it held anything."""
+    site = BuildSite.make(tmp_path)
+    await site.build(RECIPE)
+    Catalog(site.repository).remove(Name("made"))
+    calls = 0
+
+    def too_late(snapshots: Mapping[SnapshotId, Iterable[str]]) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            elsewhere(site)
+
+    site.commands.clear()
+    await site.build(RECIPE, hold=too_late)
+    assert calls == 2 and site.commands == ["one", "two"]
+    assert check(site.repository, deep=True).ok
+
+
+async def test_a_repository_that_cannot_be_written_does_not_fail_the_build(tmp_path: Path) -> None:
+    place = tmp_path / "file"
+    place.write_text("no directory")
+    site = BuildSite.make(tmp_path / "site")
+    async with holding(Repository(PosixStore(place / "store")), site.home) as holder:
+        with pytest.raises(Exception, match="store"):
+            holder.renew()
