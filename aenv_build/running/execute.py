@@ -43,7 +43,7 @@ from aenv_run.drivers.protocol import Driver
 from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.paths import Home
-from aenv_run.repository import Repository
+from aenv_run.repository import RACE_TRIES, Repository
 from aenv_run.scratch import scratch
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
@@ -211,13 +211,14 @@ class _Run:
 
     async def _look_up(self, freshness: Freshness) -> Known:
         """What there is, and held from now on; again when a garbage collector was at work meanwhile."""
-        while True:
+        for _ in range(RACE_TRIES):
             watch = await in_thread(self._shop.repository.gate.watch)
             known = await in_thread(look_up, self._plan, self._ledger, self._shop.repository, freshness)
             await in_thread(self._shop.hold, {snapshot.id: ("a running build",) for snapshot in known.all()})
             if await in_thread(watch.quiet):
                 return known
             await in_thread(watch.wait)
+        return known  # collectors never rest; whatever they take now is held, or made again
 
     async def publish(self) -> tuple[Published, ...]:
         """Name the outputs, in the recipe's order: all verifies have held."""
