@@ -4,7 +4,7 @@ SHELL := /bin/bash
 python := .venv/bin/python
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help setup demo test lint soak bench bench-density recipes clean
+.PHONY: help setup demo test lint soak bench bench-density bench-on-demand recipes clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -39,6 +39,9 @@ soak: setup ## set up, then the stores on a second S3 server, 5000 orders of a c
 bench: setup ## set up, then measure each driver beside its bare engine: launch, pause, fork, reset, close, memory
 	@$(python) -m tests.perf.bench
 	@$(python) -m tests.perf.stops
+
+bench-on-demand: setup ## set up, then measure a first command of a 2 GB image from an empty cache, over limited links
+	@$(python) -m tests.perf.on_demand
 
 bench-density: setup ## set up, then start sandboxes of one snapshot until 64 run or memory says stop
 	@$(python) -m tests.perf.density

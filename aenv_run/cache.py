@@ -105,6 +105,11 @@ class BlobCache:
             if settled:
                 self._mark(blob, before)
 
+    @property
+    def is_beside_files(self) -> bool:
+        """Whether the repository's blobs are files of this machine."""
+        return self._repository.store.has_files
+
     def holds(self, blob: Blob) -> bool:
         """Whether ``path`` needs nothing of the repository's store but what is a file here already."""
         if self._repository.store.local_path(self._repository.blob_key(blob.digest)) is not None:

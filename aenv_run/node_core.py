@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from aenv_run.blocks.layers import Layers
 from aenv_run.cache_limit import trim
 from aenv_run.catalog import Resolved, require_publishable
 from aenv_run.errors import (
@@ -301,6 +302,14 @@ class Node:
         self.pools.start()
         self._holding.keep()
         self._trim_soon()
+        if (layers := self._tools.layers) is not None:
+            self._begin(self._prepare(layers), "the block server")
+
+    async def _prepare(self, layers: Layers) -> None:
+        try:
+            await in_thread(layers.prepare)
+        except (AenvError, OSError) as error:  # the launch that needs it says so
+            log.warning("the block server is not ready: %s", error)
 
     async def settled(self) -> None:
         """Return when all that the node began by itself has ended."""

@@ -34,7 +34,12 @@ class Layers:
     @classmethod
     def of(cls, home: Home, cache: BlobCache, repository: str, *, on_demand: bool) -> Layers:
         """With the home's block server, which is not started yet."""
-        return cls(home, cache, repository, BlockServerProcess(home), on_demand)
+        return cls(home, cache, repository, BlockServerProcess(home, repository), on_demand)
+
+    def prepare(self) -> None:
+        """Before the first launch: where layers will be served, the server is there and has met the store."""
+        if self.on_demand and not self.cache.is_beside_files:
+            self.server.hold()
 
     def is_far(self, blob: Blob) -> bool:
         """Whether the layer would be served: it can be read by range, and nothing here is all of it."""

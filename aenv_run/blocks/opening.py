@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+import threading
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from aenv_run.errors import AenvError, CorruptData
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Blob
+from aenv_run.store.protocol import StoreKey
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,7 @@ class Repositories:
 
     home: Home
     _open: dict[str, Repository] = field(default_factory=dict)
+    _guard: threading.Lock = field(default_factory=threading.Lock)
 
     def opened(self, export: Export, kept_table: Path) -> tuple[ChunkTable, BlobChunks]:
         """The blob's table, verified, from ``kept_table`` if it is there, and its chunks."""
@@ -50,15 +53,23 @@ class Repositories:
             _keep(table, kept_table)
         return table, BlobChunks(reader, export.blob, table)
 
+    def meet(self, name: str) -> None:
+        """Load what its store needs and make a connection; whatever fails is told to those who need it."""
+        with suppress(AenvError):
+            self._named(name).store.stat(StoreKey("refs"))
+
     def take_in(self, export: Export, path: Path) -> None:
         """Make a whole file a blob of the cache; ``CorruptData`` if it is not that blob."""
         BlobCache(self.home.cache, self._repository(export)).take_in(export.blob, path)
 
     def _repository(self, export: Export) -> Repository:
-        found = self._open.get(export.repository)
-        if found is None:
-            found = self._open[export.repository] = open_repository(export.repository, self.home)
-        return found
+        return self._named(export.repository)
+
+    def _named(self, name: str) -> Repository:
+        with self._guard:
+            if name not in self._open:
+                self._open[name] = open_repository(name, self.home)
+            return self._open[name]
 
 
 def _kept(export: Export, path: Path) -> ChunkTable | None:

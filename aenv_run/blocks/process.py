@@ -35,7 +35,7 @@ SAVE_S = 2.0
 ALREADY_RUNS = 75
 
 
-async def serve(home: Home, idle_s: float = IDLE_S) -> None:
+async def serve(home: Home, meet: str = "", idle_s: float = IDLE_S) -> None:
     """Serve until nobody has been connected for ``idle_s``, or told to stop. The caller holds the lock."""
     repositories = Repositories(home)
     fetcher = Fetcher(patience_s=store_patience_s(), counters=read_counters(home.cache))
@@ -51,6 +51,8 @@ async def serve(home: Home, idle_s: float = IDLE_S) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     await server.serve(listen(home.block_socket))
+    if meet:
+        server.begin(asyncio.to_thread(repositories.meet, meet))
     log.info("serving")
     saved = dataclasses.replace(fetcher.counters)
     try:
@@ -84,6 +86,7 @@ def main(argv: list[str] | None = None) -> int:
         prog="aenv_run.blocks.process", description="the block server of one AENV_HOME"
     )
     parser.add_argument("--home", type=Path, required=True)
+    parser.add_argument("--meet", default="", help="a repository whose store will be asked")
     options = parser.parse_args(argv)
     home = Home(options.home.absolute())
     os.umask(0o077)
@@ -95,7 +98,7 @@ def main(argv: list[str] | None = None) -> int:
         time.sleep(0.05)
     _log_to(home.block_log)
     try:
-        asyncio.run(serve(home))
+        asyncio.run(serve(home, options.meet))
     except Exception:
         log.exception("the block server failed")
         raise

@@ -28,10 +28,14 @@ POLL_S = 0.02
 
 
 class BlockServerProcess:
-    """The one of a home. Thread-safe. ``hold`` keeps it there for as long as this process lives."""
+    """The one of a home. Thread-safe. ``hold`` keeps it there for as long as this process lives.
 
-    def __init__(self, home: Home) -> None:
+    One that is started here meets the store of ``repository`` at once, before anybody waits for that.
+    """
+
+    def __init__(self, home: Home, repository: str = "") -> None:
         self.home = home
+        self._repository = repository
         self._guard = threading.Lock()
         self._children: list[subprocess.Popen[bytes]] = []
         self._holding = False
@@ -98,7 +102,7 @@ class BlockServerProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths))}
         with self.home.block_log.open("ab") as output:
             child = subprocess.Popen(
-                [sys.executable, "-m", MODULE, "--home", str(self.home.root)],
+                [sys.executable, "-m", MODULE, "--home", str(self.home.root), "--meet", self._repository],
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=environment,
                 start_new_session=True,
             )  # fmt: skip
