@@ -22,6 +22,7 @@ from aenv_run.errors import CorruptData, InvalidInput, NotFound
 from aenv_run.store.identity import FileIdentity
 from aenv_run.store.posix_files import as_key, opened_source
 from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
+from aenv_run.store.s3_answers import Pages
 from aenv_run.store.s3_conditions import PROBE_KEY, Conditions, unresolved
 from aenv_run.store.s3_errors import changed_on_its_way, is_absent, is_precondition
 from aenv_run.store.s3_place import S3Place
@@ -314,6 +315,7 @@ class S3Store:
     def _names(self, prefix: str) -> Iterator[tuple[str, int, datetime]]:
         """Below ours, in order: name, size, time."""
         ours, token = self._requests.name(""), ""
+        pages = Pages(self.place, ours + prefix)
         while True:
             more = {"ContinuationToken": token} if token else {}
             page = self._requests.ask(
@@ -323,14 +325,16 @@ class S3Store:
                 ),
             )
             self._bucket_seen = True
-            for row in page.get("Contents", []):
-                yield row["Key"].removeprefix(ours), row["Size"], row["LastModified"]
+            names = pages.names(page, page.get("KeyCount"))
+            for name, row in zip(names, page.get("Contents", []), strict=True):
+                yield name.removeprefix(ours), row["Size"], row["LastModified"]
             token = page.get("NextContinuationToken", "")
-            if not page.get("IsTruncated") or not token:
+            if not pages.goes_on(page, token):
                 return
 
     def _uploads(self) -> Iterator[tuple[str, str, datetime]]:
         ours, marker = self._requests.name(""), builtins.dict[str, str]()
+        pages = Pages(self.place, ours)
         while True:
             page = self._requests.ask(
                 "listing unfinished uploads",
@@ -338,9 +342,9 @@ class S3Store:
                     Bucket=self.place.bucket, Prefix=ours, **marker
                 ),
             )
-            for row in page.get("Uploads", []):
-                yield row["Key"].removeprefix(ours), row["UploadId"], row["Initiated"]
-            if not page.get("IsTruncated") or not page.get("NextKeyMarker"):
+            for name, row in zip(pages.names(page), page.get("Uploads", []), strict=True):
+                yield name.removeprefix(ours), row["UploadId"], row["Initiated"]
+            if not pages.goes_on(page, page.get("NextKeyMarker"), page.get("NextUploadIdMarker")):
                 return
             marker = {"KeyMarker": page["NextKeyMarker"], "UploadIdMarker": page.get("NextUploadIdMarker", "")}
 

@@ -17,6 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader
 
+from aenv_run.store.s3_answers import verify_answers
 from aenv_run.store.s3_errors import code_of, explained, is_passing, is_unreached, no_region, status_of
 from aenv_run.store.s3_place import Addressing, S3Place
 
@@ -97,7 +98,7 @@ class S3Requests:
             if expect is not None and expect(error):
                 raise
             raise explained(error, doing, self.place) from None
-        except BotoCoreError as error:
+        except (BotoCoreError, RecursionError, KeyError, ValueError) as error:  # its parsers raise the latter
             raise explained(error, doing, self.place) from None
 
     def _tried(self, call: Callable[[S3Client], T]) -> T:
@@ -192,7 +193,7 @@ def _client(place: S3Place, patience: Patience) -> S3Client:
     region = place.region or os.environ.get("AWS_REGION") or session.region_name
     if not region:
         raise no_region(place)
-    return session.client(
+    client: S3Client = session.client(
         "s3",
         region_name=region,
         endpoint_url=place.endpoint,
@@ -209,6 +210,8 @@ def _client(place: S3Place, patience: Patience) -> S3Client:
             response_checksum_validation="when_required",
         ),
     )
+    verify_answers(client, place)
+    return client
 
 
 @functools.cache

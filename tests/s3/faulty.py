@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.s3.server import Server
 
-Kind = Literal["refuse", "lose", "cut", "stall", "lie", "damage", "early"]
+Kind = Literal["refuse", "lose", "cut", "stall", "lie", "damage", "early", "replace"]
 
 
 @dataclass
@@ -25,7 +25,8 @@ class Fault:
     ``refuse``: answered with ``status`` and ``code``, not passed on. ``lose``: passed on, then the connection
     is closed without an answer. ``early``: closed before it is passed on. ``cut``: the answer's body ends after
     ``at`` bytes. ``stall``: answered after ``seconds``. ``lie``: the answer says that it has only ``at`` bytes.
-    ``damage``: a byte of the request's body is changed on its way.
+    ``damage``: a byte of the request's body is changed on its way. ``replace``: answered with ``status`` and
+    ``body``, not passed on.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Fault:
     code: str = "SlowDown"
     at: int = 0
     seconds: float = 0.0
+    body: bytes = b""
     headers: dict[str, str] = field(default_factory=dict)
 
     def fits(self, method: str, path: str) -> bool:
@@ -133,6 +135,9 @@ def _pass_on(handler: BaseHTTPRequestHandler, proxy: Faulty) -> None:
         return
     if fault and kind == "refuse":
         _answer(handler, fault.status, fault.headers, _error(fault.code))
+        return
+    if fault and kind == "replace":
+        _answer(handler, fault.status, fault.headers, fault.body)
         return
     if kind == "damage" and body:
         body = bytes([body[0] ^ 1]) + body[1:]
