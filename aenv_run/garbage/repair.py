@@ -26,6 +26,11 @@ from aenv_run.types import Digest, Model, SnapshotId
 
 #: Each round finds what the one before has orphaned: blob, manifest, ref. More are for what changes meanwhile.
 MAX_ROUNDS = 10
+#: Where a repository has directories. A link in such a place is no damage: somebody moved the data.
+DIRECTORIES = re.compile(
+    r"refs|leases|snapshots|collected|blobs|packed|signatures|refs/[a-z]+|refs/(names|tags|moves|labels|removed)/[^/]+"
+    r"|(snapshots|collected|signatures)/[0-9a-f]{2}|(blobs|packed)/sha256(/[0-9a-f]{2})?"
+)
 ACTOR = "aenv check --repair"
 
 
@@ -85,6 +90,7 @@ class _Repair:
         report = check(self._repository, deep=deep)  # without the lock: it may read every blob
         if report.ok:
             return self._result(report)
+        self._require_directories()
         self._lock.acquire()
         try:
             self._repository.gate.timing.sleep(self._repository.gate.timing.settle_s)
@@ -102,6 +108,16 @@ class _Repair:
         finally:
             self._lock.release()
         return self._result(report)
+
+    def _require_directories(self) -> None:
+        """Else all that lies behind a link would count as missing, and what needs it would be put away."""
+        for stray in self._store.strays():
+            if stray.kind == "foreign" and DIRECTORIES.fullmatch(stray.path):
+                raise CorruptData(
+                    f"{stray.path} in the repository {stray.detail}: what lies behind it is not seen, "
+                    "and nothing was repaired",
+                    fix="move the data back to where the link is (or mount a file system there)",
+                )
 
     def _result(self, report: Report) -> Repaired:
         return Repaired(moved=tuple(self._moved), lost=tuple(dict.fromkeys(self._lost)), report=report)

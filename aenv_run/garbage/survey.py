@@ -24,6 +24,8 @@ from aenv_run.types import SnapshotId
 OTHER_REFS = ("tags", "moves", "labels", "removed")
 #: A store's times may be as coarse as a second: younger than this, a ref may have changed under one time.
 SETTLED_S = 3.0
+#: Below these is what says what is needed. What lies there and cannot be read might name anything.
+TELLING = ("refs", "leases", "snapshots", "collected")
 REPAIR_FIX = "`aenv check` tells more; `aenv check --repair` moves what is damaged away; then collect again"
 
 
@@ -85,6 +87,7 @@ class Surveyor:
     ) -> None:
         self._repository, self._used, self._alive = repository, used, alive
         self._grace_s, self._records_older_s = grace_s, records_older_s
+        self._all_readable = False
         self._needs: dict[SnapshotId, Needs] = {}
         self._remembered: dict[SnapshotId, Needs] = {}
         self._refs: dict[StoreKey, tuple[KeyInfo, SnapshotId | None]] = {}
@@ -96,6 +99,7 @@ class Surveyor:
     def survey(self, present_s: float, *, dead: frozenset[str] = frozenset()) -> Survey:
         """How it is now. ``dead``: leases of builds that were seen not to stir."""
         found = Survey(present_s)
+        self._require_readable()
         self._manifests(found)
         self._remembrances(found)
         self._names_and_records(found)
@@ -113,6 +117,20 @@ class Surveyor:
         for info in self._repository.store.list(prefix):
             self._alive()
             yield info
+
+    def _require_readable(self) -> None:
+        """Refuse where a listing cannot show all: it never follows a link. Once, since it looks at everything."""
+        if self._all_readable:
+            return
+        for stray in self._repository.store.strays():
+            self._alive()
+            if stray.kind == "foreign" and stray.path.partition("/")[0] in TELLING:
+                raise CorruptData(
+                    f"{stray.path} in the repository {stray.detail}, so what it names is not known, "
+                    "and nothing is collected",
+                    fix="if data was moved elsewhere, move it back; else remove it",
+                )
+        self._all_readable = True
 
     def _manifests(self, found: Survey) -> None:
         for info in self._list("snapshots/"):
