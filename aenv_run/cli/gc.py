@@ -39,6 +39,7 @@ than the grace period. It may run beside builds and launches. Ctrl-C ends it bet
 @click.option(
     "--drop-holder", metavar="ID", help="Only forget what a node or a build holds that will never come back."
 )
+@click.option("--allow-no-refs", is_flag=True, help="Collect also where the repository shows no name at all.")
 @json_option
 def gc(
     dry_run: bool,
@@ -46,6 +47,7 @@ def gc(
     build_cache_older_than: str | None,
     quarantine_older_than: str | None,
     drop_holder: str | None,
+    allow_no_refs: bool,
     as_json: bool,
 ) -> None:
     """Delete snapshots and blobs that nothing needs."""
@@ -62,6 +64,7 @@ def gc(
         grace_s=parse_age(grace),
         records_older_s=parse_age(build_cache_older_than) if build_cache_older_than else None,
         quarantine_older_s=parse_age(quarantine_older_than) if quarantine_older_than else None,
+        require_refs=not allow_no_refs,
         dry_run=dry_run,
     )
     so_far: list[Collected] = []

@@ -29,11 +29,15 @@ Tell = Callable[[str], None]
 
 
 class Rules(Model):
-    """``grace_s``: nothing younger goes. The others: kinds of things that go only on request, by their age."""
+    """``grace_s``: nothing younger goes. The other ages: kinds of things that go only on request.
+
+    ``require_refs``: a repository that shows no ref at all, and snapshots that would go, is refused.
+    """
 
     grace_s: float = Field(DEFAULT_GRACE_S, ge=0)
     records_older_s: float | None = Field(None, ge=0)
     quarantine_older_s: float | None = Field(None, ge=0)
+    require_refs: bool = False
     dry_run: bool = False
 
 
@@ -116,7 +120,12 @@ class _Collection:
         self._locked = False
         self._until_s = 0.0
         self._surveyor = Surveyor(
-            repository, used, grace_s=rules.grace_s, records_older_s=rules.records_older_s, alive=self._alive
+            repository,
+            used,
+            grace_s=rules.grace_s,
+            records_older_s=rules.records_older_s,
+            require_refs=rules.require_refs,
+            alive=self._alive,
         )
         self._dead: frozenset[str] = frozenset()
         self._counts = _Counts()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from aenv_run.catalog.records import VersionRecord
-from aenv_run.errors import CorruptData, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.holder import BUILD_TTL_S
 from aenv_run.garbage.leases import Found, read_leases
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
@@ -51,6 +51,7 @@ class Survey:
     """
 
     present_s: float
+    refs: int = 0
     manifests: dict[SnapshotId, float] = field(default_factory=dict)
     kept: dict[SnapshotId, list[str]] = field(default_factory=dict)
     referenced: set[SnapshotId] = field(default_factory=set)
@@ -83,10 +84,12 @@ class Surveyor:
         *,
         grace_s: float,
         records_older_s: float | None = None,
+        require_refs: bool = False,
         alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._repository, self._used, self._alive = repository, used, alive
         self._grace_s, self._records_older_s = grace_s, records_older_s
+        self._require_refs = require_refs
         self._all_readable = False
         self._needs: dict[SnapshotId, Needs] = {}
         self._remembered: dict[SnapshotId, Needs] = {}
@@ -109,6 +112,13 @@ class Surveyor:
         for id, modified_s in found.manifests.items():
             if present_s - modified_s < self._grace_s:
                 found.keep(id, "young")
+        unheld = len(found.manifests.keys() - found.kept.keys())
+        if self._require_refs and unheld and not found.refs:
+            raise Conflict(
+                f"the repository shows no ref at all, and {unheld} snapshots that nothing else holds: more likely "
+                "its refs are lost or not shown than that all is garbage, so nothing is collected",
+                fix="look with `aenv check` and at the store; if all may go: `aenv gc --allow-no-refs`",
+            )
         return found
 
     # -- pieces --------------------------------------------------------------------------------------------
@@ -166,6 +176,7 @@ class Surveyor:
         named: dict[str, tuple[StoreKey, SnapshotId]] = {}
         removed: set[str] = set()
         for info in self._list("refs/"):
+            found.refs += 1
             kind, _, rest = info.key.removeprefix("refs/").partition("/")
             if kind == "removed":
                 removed.add(rest)

@@ -68,6 +68,17 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
+def test_a_repository_that_shows_no_ref_is_not_emptied(world: World) -> None:
+    gone = world.commit(b"gone")
+    assert world.gc(grace_s=3600, require_refs=True).snapshots == 0  # young: nothing would go
+    for dry_run in (True, False):
+        with pytest.raises(Conflict, match="--allow-no-refs"):
+            world.gc(require_refs=True, dry_run=dry_run)
+    assert world.ids() == {gone.id}
+    world.catalog.publish(NAME, world.commit(b"kept").id)
+    assert world.gc(require_refs=True).snapshots == 1
+
+
 def test_what_nothing_names_goes_with_its_blobs(world: World) -> None:
     kept, gone = world.commit(b"base"), world.commit(b"gone", ram=b"memory")
     world.catalog.publish(NAME, kept.id)
