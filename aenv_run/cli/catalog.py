@@ -14,7 +14,9 @@ from aenv_run.cli.catalog_retain import retain_versions
 from aenv_run.cli.catalog_sign import keygen, sign_snapshot, verify
 from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
 from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
+from aenv_run.config import repository_directory, repository_name
 from aenv_run.errors import InvalidInput
+from aenv_run.paths import Home
 from aenv_run.printable import printable
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Name
@@ -52,7 +54,12 @@ def list_entries(name: str | None, labels: tuple[str, ...], as_json: bool) -> No
         ]
         for entry in entries
     ]
-    empty = "none has these labels" if labels else "no snapshots yet (`aenv-build RECIPE.yaml` makes one)"
+    where, directory = printable(repository_name(None, Home.default())), repository_directory(None, Home.default())
+    if directory is not None and not directory.exists():
+        where += ", which does not exist yet"
+    empty = (
+        "none has these labels" if labels else f"no snapshots yet in {where} (`aenv-build RECIPE.yaml` makes one)"
+    )
     print_table(["SNAPSHOT", "TAGS", "ID", "AGE", "SIZE", "MEMORY"], rows, empty=empty)
     if any(entry.problem for entry in entries):
         click.echo("something cannot be read; `aenv check` tells more", err=True)

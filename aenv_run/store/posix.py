@@ -329,6 +329,11 @@ class PosixStore:
         except FileNotFoundError:
             if not create:
                 raise
+        except NotADirectoryError:
+            raise InvalidInput(
+                f"{self.root} is no directory, so it is no repository",
+                fix="correct $AENV_REPOSITORY, --repository or $AENV_HOME",
+            ) from None
         make_durable_directory(self.root)
         return os.open(self.root, flags)
 

@@ -37,6 +37,22 @@ def test_reading_creates_nothing(store: PosixStore) -> None:
     assert not store.root.exists()
 
 
+@pytest.mark.parametrize("below", ["", "deeper"])
+def test_a_file_is_no_repository(tmp_path: Path, below: str) -> None:
+    (tmp_path / "file").write_text("not ours")
+    store = PosixStore(tmp_path / "file" / below)
+    for call in (
+        lambda: store.stat(KEY),
+        lambda: list(store.list("")),
+        lambda: store.put_new(KEY, b"1"),
+        lambda: store.read(KEY, limit_bytes=1),
+        lambda: store.delete(KEY),
+    ):
+        with pytest.raises(InvalidInput, match="is no directory"):
+            call()
+    assert (tmp_path / "file").read_text() == "not ours"
+
+
 def test_consume_takes_the_file_itself(store: PosixStore, tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.write_bytes(b"x" * 100)
