@@ -60,12 +60,17 @@ class _Entry:
     own_bytes: int
     shared_bytes: int
     used_s: float
+    #: The name by which the block server still reads one that has become whole.
+    served: Path | None = None
 
     def remove(self) -> bool:
         """False: it is in use after all."""
         if self.kind == "warm":
             shutil.rmtree(self.path, ignore_errors=True)
         elif self.kind == "blob":
+            with suppress(FileNotFoundError):
+                if self.served is not None and not _unlink_unlocked(self.served):
+                    return False
             self.path.unlink(missing_ok=True)
         else:  # the block server locks those that it has open, and drops chunks of them by itself
             with suppress(FileNotFoundError):
@@ -105,6 +110,7 @@ def trim(root: Path, limit_bytes: int, *, grace_s: float = GRACE_S) -> Trimmed:
     with _errors(f"trimming the cache {root}"), alone(root):
         _remove_abandoned(root)
         _remove_unused_exports(root)
+        _remove_whole(root)
         entries = list(_entries(root))
         own_bytes = _sum(entries).own_bytes
         newest_s = time.time() - grace_s
@@ -137,6 +143,7 @@ def let_go(root: Path, digest: Digest, same: os.stat_result, unused_s: float, *,
 
 
 def _entries(root: Path) -> Iterator[_Entry]:
+    served = _served_whole(root)
     for path in (root / "blobs").glob("*/*"):
         with suppress(FileNotFoundError):
             found = path.lstat()
@@ -145,7 +152,8 @@ def _entries(root: Path) -> Iterator[_Entry]:
                 used_s = found.st_ctime
                 with suppress(FileNotFoundError):
                     used_s = mark.stat().st_mtime
-                yield _Entry("blob", path, mark, *_bytes([found]), used_s)
+                name = served.get((found.st_dev, found.st_ino))
+                yield _Entry("blob", path, mark, *_bytes([found], names=1 + (name is not None)), used_s, name)
     for path in (root / WARM).glob("*"):
         with suppress(FileNotFoundError):
             files = [one.lstat() for one in path.iterdir()]
@@ -153,12 +161,32 @@ def _entries(root: Path) -> Iterator[_Entry]:
     for path in (root / PARTIAL).glob("*.data"):
         with suppress(FileNotFoundError):
             found = path.lstat()
+            if found.st_nlink > 1:
+                continue  # whole: a blob
             yield _Entry("partial", path, None, *_bytes([found]), max(found.st_atime, found.st_mtime))
 
 
-def _bytes(files: list[os.stat_result]) -> tuple[int, int]:
-    """On disk for us alone, and with another name elsewhere."""
-    own = sum(found.st_blocks * 512 for found in files if found.st_nlink == 1)
+def _served_whole(root: Path) -> dict[tuple[int, int], Path]:
+    """Layers that are read by range although they have become whole, and have a name among the blobs."""
+    found: dict[tuple[int, int], Path] = {}
+    for path in (root / PARTIAL).glob("*.data"):
+        with suppress(FileNotFoundError):
+            one = path.lstat()
+            if one.st_nlink > 1:
+                found[one.st_dev, one.st_ino] = path
+    return found
+
+
+def _remove_whole(root: Path) -> None:
+    """Their name here, once no block server has them open any more."""
+    for path in _served_whole(root).values():
+        with suppress(FileNotFoundError):
+            _unlink_unlocked(path)
+
+
+def _bytes(files: list[os.stat_result], *, names: int = 1) -> tuple[int, int]:
+    """On disk for us alone, who have so many names of each, and with another name elsewhere."""
+    own = sum(found.st_blocks * 512 for found in files if found.st_nlink <= names)
     return own, sum(found.st_blocks * 512 for found in files) - own
 
 

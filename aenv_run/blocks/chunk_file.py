@@ -20,6 +20,8 @@ from aenv_run.store.sparse import write_at
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
 _ABSENT, _CANDIDATE, _GOOD, _ZERO = range(4)
+#: What is left free of the disk, for those who cannot do without: a tenth of it, at most so much.
+MAX_RESERVE_BYTES = 1 << 30
 
 
 class Table(Protocol):
@@ -70,6 +72,7 @@ class ChunkFile:
                 if table.is_zero(index):
                     self._states[index] = _ZERO
             self._find_candidates()
+            self._identity = self._identify()
         except BaseException:
             os.close(self._fd)
             raise
@@ -90,7 +93,10 @@ class ChunkFile:
         return self.table.length(index)
 
     def has(self, index: int) -> bool:
-        """Whether the chunk is here and right. A candidate is digested now."""
+        """Whether the chunk is here and right. A candidate is digested now, and so is each one after a change of
+        the file that was not ours."""
+        if self._states[index] in (_GOOD, _CANDIDATE) and self._identify() != self._identity:
+            self._suspect()
         state = self._states[index]
         if state == _CANDIDATE:
             data = os.pread(self._fd, self.length(index), index * self.table.chunk_bytes)
@@ -114,19 +120,25 @@ class ChunkFile:
         """A part of a chunk that ``has`` said is here."""
         if self._states[index] == _ZERO:
             return bytes(length)
-        return os.pread(self._fd, length, index * self.table.chunk_bytes + start)
+        data = os.pread(self._fd, length, index * self.table.chunk_bytes + start)
+        if len(data) != length:
+            raise OSError(errno.EIO, f"{self.path} was cut while it was read")
+        return data
 
     def put(self, index: int, data: bytes) -> bool:
-        """Keep a chunk whose bytes were verified; False when this node has no room for it."""
+        """Keep a chunk whose bytes were verified; False when this node has no room for it, or cannot write."""
         if self._states[index] in (_GOOD, _ZERO) or self.is_whole:
             return True
+        if self._identify() != self._identity:
+            self._suspect()
         try:
-            write_at(self._fd, data, index * self.table.chunk_bytes)
-        except OSError as error:
-            self._states[index] = _ABSENT  # a part of it may be there
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+            if lacking_bytes(self._fd) * 2 > reserve_bytes(self._fd):
                 return False
-            raise
+            write_at(self._fd, data, index * self.table.chunk_bytes)
+            self._identity = self._identify()
+        except OSError:
+            self._states[index] = _ABSENT  # a part of it may be there
+            return False
         self._states[index] = _GOOD
         return True
 
@@ -139,7 +151,22 @@ class ChunkFile:
         start = index * self.table.chunk_bytes
         if _LIBC.fallocate(self._fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(start), ctypes.c_long(length)) != 0:
             return 0  # the file system has no holes: its bytes stay, and are not believed
+        self._identity = self._identify()
         return length
+
+    def _identify(self) -> tuple[int, int]:
+        """Another one after a write of somebody else. Our own are followed by a new look."""
+        found = os.fstat(self._fd)
+        return found.st_size, found.st_mtime_ns
+
+    def _suspect(self) -> None:
+        """Somebody else wrote to the file or cut it: nothing of it is believed before it is digested again."""
+        if not self.is_whole:
+            os.ftruncate(self._fd, self.table.blob_bytes)
+        for index, state in enumerate(self._states):
+            if state == _GOOD:
+                self._states[index] = _CANDIDATE
+        self._identity = self._identify()
 
     def _find_candidates(self) -> None:
         offset, size = 0, self.table.chunk_bytes
@@ -154,6 +181,18 @@ class ChunkFile:
             for index in range(start // size, min(self.count, -(-offset // size))):
                 if self._states[index] == _ABSENT:
                     self._states[index] = _CANDIDATE
+
+
+def reserve_bytes(place: int | Path) -> int:
+    """What the cache leaves free of the disk that ``place`` is on."""
+    found = os.statvfs(place)
+    return min(MAX_RESERVE_BYTES, found.f_blocks * found.f_frsize // 10)
+
+
+def lacking_bytes(place: int | Path) -> int:
+    """How much of that is not free now."""
+    found = os.statvfs(place)
+    return max(0, reserve_bytes(place) - found.f_bavail * found.f_frsize)
 
 
 def _open(path: Path) -> int:

@@ -160,10 +160,10 @@ class ServedBlob:
             if isinstance(one, AenvError):
                 future.set_exception(one)
                 continue
+            future.set_result(one)
             if self.file.put(index, one):
                 self._budget.use(self.file, index)
-                self._kept(len(one))
-            future.set_result(one)
+            self._kept(len(one))  # also of what found no room, so that room is made
         self._tell(dict(zip(flying, got, strict=True)))
 
     def _tell(self, got: dict[int, bytes | AenvError]) -> None:

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from aenv_run import nbd
 from aenv_run.blocks.budget import Budget
-from aenv_run.blocks.chunk_file import ChunkFile, Table
+from aenv_run.blocks.chunk_file import ChunkFile, Table, lacking_bytes
 from aenv_run.blocks.exports import Export, Exports
 from aenv_run.blocks.fetch import Fetcher, Source
 from aenv_run.blocks.served_blob import ServedBlob
@@ -93,7 +93,7 @@ class BlockServer:
         for blob in self._blobs.values():
             if blob.closing is not None:
                 blob.closing.cancel()
-            await blob.served.close()
+            await self._close_blob(blob)
         self._blobs.clear()
         self.fetcher.close()
 
@@ -166,6 +166,9 @@ class BlockServer:
         if blob.users or blob.promoting or self._blobs.get(blob.export.data) is not blob:
             return
         del self._blobs[blob.export.data]
+        await self._close_blob(blob)
+
+    async def _close_blob(self, blob: OpenBlob) -> None:
         whole = blob.served.file.is_whole
         await blob.served.close()
         if whole:  # it has its name in the cache of blobs
@@ -192,11 +195,12 @@ class BlockServer:
             self._shrinking = False
 
     async def shrink(self) -> None:
-        """Within the bound again: first what nobody reads now, then chunks of what is read."""
+        """Within the bound again, and the disk not full: first what nobody reads, then chunks of what is read."""
         self._new_bytes = 0
         try:
             left = (await in_thread(trim, self.root, self.limit_bytes)).left
-            if (over_bytes := left.own_bytes - self.limit_bytes) > 0:
+            over_bytes = max(left.own_bytes - self.limit_bytes, lacking_bytes(self.exports.directory))
+            if over_bytes > 0:
                 freed_bytes = self._budget.shrink(over_bytes + self.limit_bytes // 16)
                 self.fetcher.count(dropped_bytes=freed_bytes)
         except OSError as error:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import resource
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aenv_run.blocks.chunk_file import ChunkFile
+from aenv_run.blocks.chunk_file import ChunkFile, lacking_bytes, reserve_bytes
 from aenv_run.blocks.served_blob import AHEAD_CHUNKS, runs
+from aenv_run.cache_limit import trim, usage
 from aenv_run.errors import CorruptData, NotFound, StoreUnavailable
+from tests.small_file_system import small_file_system
 from tests.unit.block_site import CHUNK, SmallTable, content, serve
 
 DATA = content(20.5, zeros=(3, 4))
@@ -185,3 +189,67 @@ async def test_dropped_chunks_give_their_space_back(tmp_path: Path) -> None:
     assert (tmp_path / "data").stat().st_blocks < before
     assert await served.blob.read(0, len(DATA)) == DATA
     await served.blob.close()
+
+
+@pytest.mark.parametrize("how", ["cut", "edited"])
+async def test_a_file_that_others_write_while_it_is_served_is_not_believed(tmp_path: Path, how: str) -> None:
+    data = content(6)
+    served = serve(tmp_path / "data", data)
+    assert await served.blob.read(0, len(data)) == data
+    with (tmp_path / "data").open("r+b") as file:
+        if how == "cut":
+            file.truncate(CHUNK)
+        else:
+            file.seek(2 * CHUNK)
+            file.write(b"somebody else's")
+    assert served.blob.now(0, len(data)) is None
+    assert await served.blob.read(0, len(data)) == data
+    assert served.blob.now(0, len(data)) == data
+    again = {index for index, times in served.shelf.fetched().items() if times == 2}
+    assert again == ({1, 2, 3, 4, 5} if how == "cut" else {2})
+    await served.blob.close()
+
+
+async def test_a_file_that_cannot_be_written_costs_a_fetch_and_no_reader_waits_for_ever(tmp_path: Path) -> None:
+    data = content(6)
+    served = serve(tmp_path / "data", data)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2 * CHUNK, before[1]))
+    try:
+        assert await served.blob.read(0, len(data)) == data
+        assert await asyncio.wait_for(served.blob.read(4 * CHUNK, CHUNK), 10) == data[4 * CHUNK : 5 * CHUNK]
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert served.shelf.fetched()[0] == 1 and served.shelf.fetched()[4] == 2
+    assert await served.blob.read(0, len(data)) == data and served.blob.now(0, len(data)) == data
+    await served.blob.close()
+
+
+async def test_some_of_the_disk_stays_free(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "small", 8 << 20) as place:
+        data = content(2048)  # all of the disk
+        served = serve(place / "data", data)
+        try:
+            for offset in range(0, len(data), 64 * CHUNK):
+                assert await served.blob.read(offset, 64 * CHUNK) == data[offset : offset + 64 * CHUNK]
+            left = lacking_bytes(place), reserve_bytes(place), len(served.blob.file.stored())
+        finally:
+            await served.blob.close()
+        assert left[0] * 2 <= left[1] + CHUNK and left[2] > 1024
+
+
+async def test_a_whole_one_that_is_still_served_counts_and_goes_when_it_is_not(tmp_path: Path) -> None:
+    data = content(6)
+    partial, blobs = tmp_path / "partial", tmp_path / "blobs" / "ab"
+    partial.mkdir()
+    blobs.mkdir(parents=True)
+    served = serve(partial / "x.data", data)
+    assert await served.blob.read(0, len(data)) == data
+    os.link(partial / "x.data", blobs / "abcd")
+    used = usage(tmp_path)
+    assert (used.blobs, used.partial_blobs, used.own_bytes, used.shared_bytes) == (1, 0, 6 * CHUNK, 0)
+    assert trim(tmp_path, 0, grace_s=0).left.own_bytes == 6 * CHUNK  # it is read
+    await served.blob.close()
+    done = trim(tmp_path, 0, grace_s=0)
+    assert (done.removed, done.freed_bytes, done.left.own_bytes) == (1, 6 * CHUNK, 0)
+    assert not list(partial.iterdir()) and not list(blobs.iterdir())
