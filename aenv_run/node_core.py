@@ -184,8 +184,10 @@ class Node:
 
     def info(self, sandbox: HostedSandbox) -> SandboxInfo:
         """What callers may know of it."""
-        warnings = tuple(map(ErrorBody.of, self._tools.troubles(sandbox.directory)))
-        return SandboxInfo.of(sandbox.record, sandbox.state, warnings)
+        found = list(self._tools.troubles(sandbox.directory))
+        if self._holding.trouble is not None:
+            found.append(self._holding.trouble)
+        return SandboxInfo.of(sandbox.record, sandbox.state, tuple(map(ErrorBody.of, found)))
 
     def find(self, prefix: str) -> HostedSandbox:
         """By id or unique prefix."""

@@ -6,6 +6,7 @@ The lease outlives the node and never runs out by itself: a paused sandbox needs
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import time
 from collections import Counter
@@ -13,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aenv_run import durable
-from aenv_run.errors import AenvError
+from aenv_run.errors import AenvError, Unauthenticated, Unsupported, from_os
 from aenv_run.garbage.holder import Holder
 from aenv_run.garbage.leases import new_id
 from aenv_run.paths import Home
@@ -32,11 +33,13 @@ Uses = Mapping[SnapshotId, tuple[str, ...]]
 
 
 class NodeHolding:
-    """``uses`` says what is used now. A repository that cannot be written gets no lease; the log says so."""
+    """``uses`` says what is used now. Where this node may not write, there is no lease: ``trouble`` says so."""
 
     def __init__(self, home: Home, repository: Repository, uses: Callable[[], Uses]) -> None:
         self._home, self._repository, self._uses = home, repository, uses
         self._holder: Holder | None = None
+        #: Why what is used is not held; None: it is.
+        self.trouble: AenvError | None = None
         self._starting: Counter[SnapshotId] = Counter()
         self._keeping: frozenset[SnapshotId] | None = None  # what stays, while the lease is being written
         self._writing = asyncio.Lock()
@@ -59,11 +62,17 @@ class NodeHolding:
 
     @asynccontextmanager
     async def using(self, id: SnapshotId) -> AsyncIterator[None]:
-        """Around a launch from that snapshot: it is held from before it is read until ``uses`` names it."""
+        """Around a launch from that snapshot: it is held from before it is read until ``uses`` names it.
+
+        Fails where the lease cannot be written now: a sandbox that nothing holds may lose its disk to a collector.
+        Of a repository that this node may only read it is launched all the same: it would never be otherwise.
+        """
         self._starting[id] += 1
         try:
             if not self._holds(id):
                 await self._try(lambda: self._open().hold({id: ("a sandbox that starts",)}))
+                if self.trouble is not None and not _only_reads(self.trouble):
+                    raise self.trouble
             yield
         finally:
             self._starting[id] -= 1
@@ -136,5 +145,19 @@ class NodeHolding:
     async def _try(self, work: Callable[[], object]) -> None:
         try:
             await in_thread(work)
+            self.trouble = None
         except (AenvError, OSError) as error:
             log.warning("what the sandboxes use is not held against garbage collection elsewhere: %s", error)
+            why = error if isinstance(error, AenvError) else from_os(error)
+            self.trouble = type(why)(
+                f"its snapshot is not held against `aenv gc` elsewhere: {why.message}", fix=why.fix
+            )
+            self.trouble.__cause__ = error.__cause__ or error
+
+
+def _only_reads(error: AenvError) -> bool:
+    """Whether this node may not write, and no wait changes that."""
+    if isinstance(error, Unauthenticated | Unsupported):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -101,7 +101,7 @@ class SandboxInfo(Model):
     max_seconds: float | None = None
     time_over_at_s: float | None = None
     ended_by: Literal["", "time_over"] = ""
-    warnings: tuple[ErrorBody, ...] = Field((), description="why layers of its disk cannot be read now")
+    warnings: tuple[ErrorBody, ...] = Field((), description="why its disk cannot be read now, or may go")
     host_address: str | None = None
     address: Address | None = None
     access_token: str | None = None

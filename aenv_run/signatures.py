@@ -82,9 +82,19 @@ class Trust:
 
 
 def required() -> Trust | None:
-    """What $AENV_REQUIRE_SIGNATURE names (files and directories with colons between); None without it."""
-    named = [part for part in os.environ.get(VARIABLE, "").split(os.pathsep) if part]
-    return Trust.of_files(named) if named else None
+    """What $AENV_REQUIRE_SIGNATURE names (files and directories with colons between); None where it is empty.
+
+    ``InvalidInput`` when a name in it is empty, as of ``$A:$B`` where neither is set: that is no "none".
+    """
+    value = os.environ.get(VARIABLE, "")
+    if not value:
+        return None
+    named = value.split(os.pathsep)
+    if not all(named):
+        raise InvalidInput(
+            f"{VARIABLE} is {value[:200]!r}, which has an empty name in it", fix="name a key in each place"
+        )
+    return Trust.of_files(named)
 
 
 def require_signed(repository: Repository, id: SnapshotId, asked: Trust | None = None) -> None:

@@ -121,6 +121,8 @@ def _require(context: click.Context, parameter: click.Parameter, keys: tuple[str
     name = "AENV_REQUIRE_SIGNATURE"
     if not keys:
         return
+    if not all(keys):
+        raise click.BadParameter("the name of a key is empty", context, parameter)
     before = os.environ.get(name)
 
     def restore() -> None:

@@ -39,6 +39,7 @@ than the grace period. It may run beside builds and launches. Ctrl-C ends it bet
 @click.option(
     "--drop-holder", metavar="ID", help="Only forget what a node or a build holds that will never come back."
 )
+@click.option("--force", is_flag=True, help="With --drop-holder: also one whose process runs on this machine.")
 @click.option("--allow-no-refs", is_flag=True, help="Collect also where the repository shows no name at all.")
 @json_option
 def gc(
@@ -47,6 +48,7 @@ def gc(
     build_cache_older_than: str | None,
     quarantine_older_than: str | None,
     drop_holder: str | None,
+    force: bool,
     allow_no_refs: bool,
     as_json: bool,
 ) -> None:
@@ -54,11 +56,12 @@ def gc(
     home = Home.default()
     repository = open_repository(None, home)
     if drop_holder is not None:
-        dropped = forget_holder(repository, drop_holder)
+        dropped = forget_holder(repository, drop_holder, force=force, dry_run=dry_run)
         if as_json:
             print_json(dropped)
         else:
-            click.echo(f"dropped {dropped.id[:8]}: {dropped.lease}; the next gc frees what only that held")
+            verb = "would drop" if dry_run else "dropped"
+            click.echo(f"{verb} {dropped.id[:8]}: {dropped.lease}; the next gc frees what only that held")
         return
     rules = Rules(
         grace_s=parse_age(grace),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from dataclasses import dataclass
 from pydantic import Field
 
 from aenv_run.digest import canonical_json
-from aenv_run.errors import AenvError, Conflict, NotFound
+from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound
 from aenv_run.garbage.holder import RENEW_S
 from aenv_run.garbage.leases import Found, holder_key, read_leases
 from aenv_run.garbage.lock import CollectorLock
@@ -355,15 +356,28 @@ class _Collection:
         )
 
 
-def drop_holder(repository: Repository, id: str) -> Found:
-    """Remove the lease of a node or a build that will not come back; ``id`` may be shortened."""
-    matches = [one for one in read_leases(repository) if one.id.startswith(id)]
-    if len(matches) != 1:
-        raise NotFound(
-            f"{len(matches)} holders have an id that starts with {id[:40]!r}", fix="`aenv gc --dry-run` lists them"
+def drop_holder(repository: Repository, id: str, *, force: bool = False, dry_run: bool = False) -> Found:
+    """Remove the lease of a node or a build that will not come back; ``id`` may be shortened to 4 digits.
+
+    ``Conflict`` for one whose process runs on this machine, unless with ``force``. Of one elsewhere nobody can
+    know here whether it runs: a node that does writes its lease again, but not before its next renewal.
+    """
+    if not re.fullmatch(r"[0-9a-f]{4,32}", id):
+        raise InvalidInput(
+            f"{id[:40]!r} is no id of a holder: 4 to 32 digits 0-9, a-f", fix="`aenv gc --dry-run` lists them"
         )
-    repository.store.delete(holder_key(matches[0].id))
-    return matches[0]
+    matches = [one for one in read_leases(repository) if one.id.startswith(id)]
+    if not matches:
+        raise NotFound(f"no holder has an id that starts with {id}", fix="`aenv gc --dry-run` lists them")
+    if len(matches) > 1:
+        raise Conflict(f"{id} is the start of {len(matches)} ids of holders", fix="give more digits")
+    found = matches[0]
+    owner = found.lease.owner
+    if owner.is_here and not owner.is_dead and not force:
+        raise Conflict(f"the holder {found.id[:8]} runs: {found.lease}", fix="end it first; or give --force")
+    if not dry_run:
+        repository.store.delete(holder_key(found.id))
+    return found
 
 
 def _holding(one: Found, found: Survey) -> Holding:

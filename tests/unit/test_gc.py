@@ -19,7 +19,7 @@ from aenv_run.catalog.intake import take_in
 from aenv_run.check import check
 from aenv_run.cli.command import run
 from aenv_run.digest import canonical_json
-from aenv_run.errors import Conflict, CorruptData, NotFound, Unsupported
+from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.garbage.collect import Collected, Rules, collect, drop_holder
 from aenv_run.garbage.holder import Holder
 from aenv_run.garbage.leases import HolderLease, holder_key
@@ -171,7 +171,16 @@ def test_a_node_elsewhere_holds_until_it_is_dropped(world: World) -> None:
     assert done.kept[0].snapshot_id == held.id and "sandbox s1" in done.kept[0].held_by[0]
     assert done.holders[0].snapshots == 1 and "/var/aenv-x" in done.holders[0].who
     world.whole()
-    assert drop_holder(world.repository, "abab").id == "ab" * 16
+    for id in ("", "aba", "xyzw", "ab" * 17):
+        with pytest.raises(InvalidInput):
+            drop_holder(world.repository, id)
+    with pytest.raises(NotFound):
+        drop_holder(world.repository, "abcd")
+    with pytest.raises(Conflict, match="runs"):  # it is this process
+        drop_holder(world.repository, "abab")
+    assert drop_holder(world.repository, "abab", force=True, dry_run=True).id == "ab" * 16
+    assert world.gc().snapshots == 0
+    assert drop_holder(world.repository, "abab", force=True).id == "ab" * 16
     assert world.gc().snapshots == 1
 
 
@@ -388,8 +397,8 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     done = json.loads(capsys.readouterr().out)
     assert (done["snapshots"], done["blobs"], done["referenced"]) == (1, 1, 1)
     assert done["holders"][0]["id"] == "ab" * 16
-    assert run(["gc", "--drop-holder", "cd"]) == 66
-    assert run(["gc", "--drop-holder", "ab"]) == 0
+    assert run(["gc", "--drop-holder", "cdcd"]) == 66
+    assert run(["gc", "--drop-holder", "abab", "--force"]) == 0
     assert run(["gc", "--grace", "0s"]) == 0
     assert "freed 4 B" in capsys.readouterr().out
     assert run(["gc", "--grace", "soon"]) == 64

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import stat
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from aenv_run.errors import NotFound
+from aenv_run.cache import BlobCache
+from aenv_run.catalog import Catalog
+from aenv_run.errors import AenvError, NoSpace, NotFound, StoreUnavailable, Unauthenticated
 from aenv_run.garbage.collect import Collected, Rules, collect
 from aenv_run.garbage.leases import read_leases
 from aenv_run.garbage.state import Gate, Timing
 from aenv_run.node_core import Node
 from aenv_run.repository import Repository
+from aenv_run.store import StoreKey
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId
 from tests.unit.node_site import Site, fork, launch, until
@@ -125,3 +129,52 @@ async def test_a_repository_that_is_only_read_is_used_without_a_lease(site: Site
         await node.close()
     finally:
         root.chmod(before)
+
+
+class Refusing(PosixStore):
+    """Leases of holders cannot be written."""
+
+    def __init__(self, root: Path, error: AenvError) -> None:
+        super().__init__(root)
+        self.error: AenvError | None = error
+
+    def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
+        if key.startswith("leases/holder/") and self.error is not None:
+            raise self.error
+        return super().swap(key, data, expected=expected)
+
+
+def refusing(site: Site, error: AenvError) -> tuple[Site, Refusing]:
+    store = Refusing(site.home.repository, error)
+    repository = Repository(store)
+    tools = replace(
+        site.tools,
+        repository=repository,
+        catalog=Catalog(repository),
+        cache=BlobCache(site.home.cache, repository),
+    )
+    return replace(site, tools=tools), store
+
+
+@pytest.mark.parametrize("error", [StoreUnavailable("503 of leases"), NoSpace("no space: leases")])
+async def test_what_cannot_be_held_now_is_not_launched(site: Site, error: AenvError) -> None:
+    site, store = refusing(site, error)
+    node = await begun(site)
+    with pytest.raises(type(error), match="is not held"):
+        await launch(node)
+    assert not node.infos()
+    store.error = None
+    sandbox = await launch(node)
+    assert node.info(sandbox).warnings == () and held(site)
+    await node.kill(sandbox)
+    await node.close()
+
+
+async def test_a_node_that_may_only_read_says_that_nothing_is_held(site: Site) -> None:
+    site, _ = refusing(site, Unauthenticated("403 of leases"))
+    node = await begun(site)
+    sandbox = await launch(node)
+    (warning,) = node.info(sandbox).warnings
+    assert warning.code == "unauthenticated" and "is not held" in warning.message
+    await node.kill(sandbox)
+    await node.close()

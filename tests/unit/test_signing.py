@@ -30,6 +30,7 @@ from aenv_run.signatures import (
     Trust,
     keep,
     require_signed,
+    required,
     sign,
     signature_key,
     signatures_of,
@@ -277,3 +278,12 @@ def test_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
     said("import", "layout", "--require-signature", "other.pub", code=77)
     assert "AENV_REQUIRE_SIGNATURE" not in os.environ
     said("import", "layout", "--require-signature", "other.pub", "--require-signature", "hand.pub")
+
+
+@pytest.mark.parametrize("value", [":", "a.pub:", ":a.pub"])
+def test_an_empty_name_among_required_keys_is_an_error(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("AENV_REQUIRE_SIGNATURE", value)
+    with pytest.raises(InvalidInput, match="empty name"):
+        required()
+    monkeypatch.setenv("AENV_REQUIRE_SIGNATURE", "")
+    assert required() is None
