@@ -19,12 +19,12 @@ from aenv_build.language.matrix import Cell
 from aenv_build.planning.keys import Inputs
 from aenv_build.planning.plan import Plan
 from aenv_run.digest import digest_bytes
-from aenv_run.errors import AenvError, NotFound
+from aenv_run.errors import AenvError, CorruptData, NotFound
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.signatures import is_trusted
 from aenv_run.snapshot import Snapshot
-from aenv_run.types import Model, Name, StageKey
+from aenv_run.types import Digest, Model, Name, StageKey
 
 BASE = "base"
 #: A record that was of use is marked so once in that time: `aenv gc --build-cache-older-than` looks at it.
@@ -46,12 +46,13 @@ class Ledger:
         self._repository = repository
         self._elsewhere = elsewhere
         self._clock = clock
+        self._there: set[Digest] = set()  # blobs that were looked for in this build
 
     def recall(self, kind: str, key: StageKey) -> Kept | None:
-        """The kept result; one whose snapshot is gone, or lacks a signature that is required, counts as none."""
+        """The kept result; one whose snapshot is gone, lacks a file or a signature that is required is none."""
         kept = self._repository.recall(kind, key, KeptResult)
         with suppress(NotFound):
-            if kept is not None and is_trusted(self._repository, kept.snapshot_id):
+            if kept is not None and self._is_usable(kind, key, kept):
                 hit = kept.of(self._repository.snapshot(kept.snapshot_id))
                 with suppress(AenvError):  # a repository that is only read
                     self._repository.touch(kind, key, older_than_s=USED_S)
@@ -63,6 +64,21 @@ class Ledger:
                 self._repository.forget(kind, key)
             self._record(kind, key, KeptResult(snapshot_id=found.snapshot.id, at=found.at))
         return found
+
+    def _is_usable(self, kind: str, key: StageKey, kept: KeptResult) -> bool:
+        """Whether it is signed as required, and all its blobs are there, by their sizes: else its record goes."""
+        if not is_trusted(self._repository, kept.snapshot_id):
+            return False
+        for blob in self._repository.snapshot(kept.snapshot_id).blobs():
+            if blob.digest in self._there:
+                continue
+            try:
+                self._repository.require_blob(blob)
+            except CorruptData:
+                self._repository.forget(kind, key)
+                return False
+            self._there.add(blob.digest)
+        return True
 
     def _record(self, kind: str, key: StageKey, value: KeptResult) -> KeptResult:
         """Keep it, and make sure that no garbage collector took the snapshot just before."""
@@ -117,7 +133,7 @@ class Notes:
             return "never built here"
         changed = inputs.differences(former)
         if not changed:
-            return "its result is no longer in the repository"
+            return "its result is no longer in the repository, or lacks a file there"
         return "changed: " + ", ".join(_phrase(name, former, inputs.values) for name in changed)
 
     def write(self, plan: Plan, done: AbstractSet[str]) -> None:

@@ -13,6 +13,7 @@ from aenv_build.cache.known import Freshness, parse_since
 from aenv_build.reports.events import StageHit, StageRetried, StageStarted
 from aenv_build.reports.junit_report import JunitReport
 from aenv_build.reports.progress import PlainLines
+from aenv_run.check import check
 from aenv_run.errors import InvalidInput, SandboxDead, StepFailed
 from aenv_run.types import StageKey
 from tests.unit.build_site import HEAD, BuildSite
@@ -154,3 +155,23 @@ def test_dates() -> None:
     with pytest.raises(InvalidInput, match="not a date"):
         parse_since("yesterday")
     assert Freshness(datetime.now(UTC)).too_old(KEY, None, datetime(1970, 1, 1, tzinfo=UTC)) == ""
+
+
+# -- a result that is not whole ------------------------------------------------------------------------------
+
+
+async def test_a_result_that_lacks_a_file_is_built_again(tmp_path: Path) -> None:
+    site = BuildSite.make(tmp_path)
+    recipe = HEAD + "steps:\n  - {id: fetch, run: fetch}\n  - {id: work, run: work}\n"
+    first = await site.build(recipe)
+    lost = first.outputs[0].snapshot.disk[-1]
+    (site.home.repository / site.repository.blob_key(lost.digest)).unlink()
+    assert [problem.kind for problem in check(site.repository).problems] == ["missing_blob"]
+    site.commands.clear()
+    again = await site.build(recipe)
+    assert site.commands == ["work"], "only the step whose result it was"
+    for blob in again.outputs[0].snapshot.blobs():
+        site.repository.require_blob(blob)
+    site.commands.clear()
+    await site.build(recipe)
+    assert not site.commands and site.clean()
