@@ -132,7 +132,8 @@ class ChunkFile:
         if self._identify() != self._identity:
             self._suspect()
         try:
-            if lacking_bytes(self._fd) * 2 > reserve_bytes(self._fd):
+            free_bytes, wanted_bytes = _room(self._fd)
+            if (wanted_bytes - free_bytes) * 2 > wanted_bytes:
                 return False
             write_at(self._fd, data, index * self.table.chunk_bytes)
             self._identity = self._identify()
@@ -185,14 +186,19 @@ class ChunkFile:
 
 def reserve_bytes(place: int | Path) -> int:
     """What the cache leaves free of the disk that ``place`` is on."""
-    found = os.statvfs(place)
-    return min(MAX_RESERVE_BYTES, found.f_blocks * found.f_frsize // 10)
+    return _room(place)[1]
 
 
 def lacking_bytes(place: int | Path) -> int:
     """How much of that is not free now."""
+    free_bytes, wanted_bytes = _room(place)
+    return max(0, wanted_bytes - free_bytes)
+
+
+def _room(place: int | Path) -> tuple[int, int]:
+    """What is free of that disk, and what should be, by one look: it is asked for every chunk that is kept."""
     found = os.statvfs(place)
-    return max(0, reserve_bytes(place) - found.f_bavail * found.f_frsize)
+    return found.f_bavail * found.f_frsize, min(MAX_RESERVE_BYTES, found.f_blocks * found.f_frsize // 10)
 
 
 def _open(path: Path) -> int:
