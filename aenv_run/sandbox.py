@@ -136,9 +136,13 @@ class HostedSandbox:
             except BaseException:
                 await to_the_end(self._held.undo(self.record, capture, limit_s))
                 raise
-            await to_the_end(self._unwatch())  # what ends now did not die
-            await to_the_end(self._held.network.close())  # nobody reaches a port of it any more
-            self._ending = asyncio.create_task(self._after_pause(), name=f"end the machine of {self.id}")
+            await to_the_end(self._let_go())  # as one: it is paused, whoever gives up waiting
+
+    async def _let_go(self) -> None:
+        """Of the machine that a pause is through with; its end is nobody's wait."""
+        await self._unwatch()  # what ends now did not die
+        await self._held.network.close()  # nobody reaches a port of it any more
+        self._ending = asyncio.create_task(self._after_pause(), name=f"end the machine of {self.id}")
 
     async def freed(self) -> None:
         """Return when the machine that a pause left behind is gone."""
@@ -457,15 +461,10 @@ class HostedSandbox:
     async def _die(self, reason: str, *, ended_by: str = "") -> None:
         """It has no machine any more, and says why. That is so also if it cannot be written: no engine is left."""
         log.warning("sandbox %s is dead: %s", self.id, reason)
-        changes: dict[str, object] = {
-            "state": State.DEAD,
-            "reason": reason,
-            "ended_by": ended_by,
-            "address": None,
-            "slot": None,
-            "time_over_at_s": None,
-            "expires_at_s": max(self.record.expires_at_s or 0, time.time() + KEEP_ENDED_S),
-        }
+        told: dict[str, object] = {"state": State.DEAD, "reason": reason, "ended_by": ended_by}
+        kept_until_s = max(self.record.expires_at_s or 0, time.time() + KEEP_ENDED_S)
+        gone = {"address": None, "slot": None, "time_over_at_s": None}
+        changes = {**told, **gone, "expires_at_s": kept_until_s}
         try:
             await self._update(changes)  # first: whoever's call breaks off now finds the reason
         except (AenvError, OSError) as error:

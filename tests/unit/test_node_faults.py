@@ -133,6 +133,24 @@ async def test_a_directory_or_file_in_the_way(site: Site, operate: Operate, obst
     assert site.clean()
 
 
+async def test_a_pause_that_is_cancelled_once_it_is_written_still_lets_its_machine_go(site: Site) -> None:
+    node = site.node()
+    sandbox = await launch(node)
+    for step in range(8):
+        pausing = asyncio.create_task(sandbox.pause())
+        while sandbox.record.state is not State.PAUSED:  # noqa: ASYNC110 - each turn of the loop counts
+            await asyncio.sleep(0)
+        for _ in range(step):
+            await asyncio.sleep(0)
+        pausing.cancel()
+        await asyncio.gather(pausing, return_exceptions=True)
+        await sandbox.freed()
+        assert not site.engine.machines and not sandbox.directory.capturing.exists()
+        await node.resume(sandbox, timeout_s=60, cold=False)
+    await node.kill(sandbox)
+    assert site.clean()
+
+
 async def test_a_pause_that_is_cancelled_at_any_time_is_undone_or_done(site: Site) -> None:
     node = site.node()
     sandbox = await launch(node)
@@ -142,6 +160,9 @@ async def test_a_pause_that_is_cancelled_at_any_time_is_undone_or_done(site: Sit
             await asyncio.sleep(0)
         pausing.cancel()
         await asyncio.gather(pausing, return_exceptions=True)
+        if sandbox.state is State.PAUSED:
+            await sandbox.freed()
+            assert not site.engine.machines, "a pause that is done has let its machine go"
         assert sandbox.directory.read() == sandbox.record and not sandbox.directory.capturing.exists()
         if sandbox.state is State.PAUSED:
             await node.resume(sandbox, timeout_s=60, cold=False)
