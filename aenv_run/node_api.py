@@ -40,9 +40,9 @@ from aenv_run.node_wire import (
     known,
 )
 from aenv_run.paths import Home
+from aenv_run.version import VERSION as VERSION
 
 T = TypeVar("T")
-VERSION = "0.1.0"
 
 
 class Service:

@@ -294,7 +294,7 @@ class AsyncSandbox:
         if info.address is None or info.access_token is None:
             raise self._refusal("use")
         if self._guest is None:
-            self._guest = Guest(info.address.endpoint, access_token=info.access_token)
+            self._guest = self._node.guest(info)
         return self._guest
 
     def _refusal(self, what: str) -> AenvError:

@@ -69,7 +69,10 @@ _BY_STATUS: dict[int, type[AenvError]] = {
     401: Unauthenticated,
     404: NotFound,
     409: Conflict,
+    410: SandboxDead,  # these three are the words of a server's proxy
     429: LimitReached,
+    502: SandboxDead,
+    504: SandboxDead,
     501: Unsupported,
     507: NoSpace,
 }

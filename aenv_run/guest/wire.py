@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.guest.connect import parse, raise_for_error, transport_faults
 from aenv_run.later import later
+from aenv_run.server_link import Daemon
 
 if TYPE_CHECKING:
     import httpx
@@ -33,7 +34,7 @@ class Wire:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: Endpoint | Daemon,
         *,
         access_token: str | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -43,10 +44,11 @@ class Wire:
         self._http = httpx.AsyncClient(
             base_url=endpoint.url,
             transport=transport,
-            trust_env=False,
-            verify=False,  # no TLS here; otherwise httpx reads all certificates of the system for each guest
-            # The daemon is near: compressing would only cost time, and streams are read raw.
-            headers={"Accept-Encoding": "identity"},
+            trust_env=isinstance(endpoint, Daemon) and endpoint.far,
+            # Without TLS httpx need not read all certificates of the system for each guest.
+            verify=endpoint.url.startswith("https://"),
+            # Mostly the daemon is near: compressing would only cost time, and streams are read raw.
+            headers={"Accept-Encoding": "identity"} | (endpoint.headers if isinstance(endpoint, Daemon) else {}),
             timeout=httpx.Timeout(CALL_TIMEOUT_S, connect=10.0),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=4),
         )

@@ -93,7 +93,8 @@ async def test_errors_keep_their_type(tmp_path: Path, monkeypatch: pytest.Monkey
     home = Home(tmp_path / "home")
     async with serving(home) as (service, client):
         with pytest.raises(InvalidInput, match="timeout_s"):
-            await client._request("POST", "/sandboxes", CreateRequest.model_construct(snapshot="x", timeout_s=-1))
+            wrong = CreateRequest.model_construct(snapshot="x", timeout_s=-1).model_dump_json()
+            await client.transport.request("POST", "/sandboxes", wrong)
         with monkeypatch.context() as patch:
             patch.setenv("AENV_REPOSITORY", "/elsewhere")
             with pytest.raises(Conflict, match="/elsewhere"):
