@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.blocks.budget import read_counters
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import trim, usage
 from aenv_run.cli.arguments import open_catalog
-from aenv_run.cli.output import json_option, print_json, size, spinner
+from aenv_run.cli.output import json_option, print_json, spinner
 from aenv_run.config import cache_limit_bytes
 from aenv_run.paths import Home
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import moment_age, size
 from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
 from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
 from aenv_run.cli.catalog_diff import diff
@@ -13,7 +14,7 @@ from aenv_run.cli.catalog_labels import label, search_entries
 from aenv_run.cli.catalog_retain import retain_versions
 from aenv_run.cli.catalog_sign import keygen, sign_snapshot, verify
 from aenv_run.cli.catalog_tags import promote, rollback, show_history, tag
-from aenv_run.cli.output import json_option, moment_age, print_json, print_table, size
+from aenv_run.cli.output import json_option, print_json, print_table
 from aenv_run.config import repository_directory, repository_name
 from aenv_run.errors import InvalidInput
 from aenv_run.paths import Home

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import trim
 from aenv_run.cli.arguments import complete_reference, open_catalog, run_async
-from aenv_run.cli.output import json_option, print_json, print_table, size, spinner
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.config import cache_limit_bytes
 from aenv_run.paths import Home
 from aenv_run.printable import printable

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.catalog.export import export
 from aenv_run.catalog.intake import DEFAULT_LIMIT_BYTES, take_in
 from aenv_run.cli.arguments import (
@@ -15,7 +16,7 @@ from aenv_run.cli.arguments import (
     parse_size,
     require_signature_option,
 )
-from aenv_run.cli.output import ProgressLine, json_option, print_json, size
+from aenv_run.cli.output import ProgressLine, json_option, print_json
 from aenv_run.paths import Home
 from aenv_run.scratch import scratch
 from aenv_run.types import Name, Tag

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import moment_age
 from aenv_run.catalog import search
 from aenv_run.cli.arguments import complete_reference, open_catalog, pairs
-from aenv_run.cli.output import json_option, moment_age, print_json, print_table
+from aenv_run.cli.output import json_option, print_json, print_table
 from aenv_run.errors import InvalidInput
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.check import Report
 from aenv_run.check import check as examine
-from aenv_run.cli.output import json_option, print_json, print_table, size, spinner
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.config import open_repository
 from aenv_run.errors import CorruptData
 from aenv_run.garbage.repair import repair

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.catalog.usage import Used, usage
 from aenv_run.cli.arguments import complete_snapshot, open_catalog
-from aenv_run.cli.output import json_option, print_json, print_table, size, spinner
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
 
 EPILOG = """\b
 Examples:

@@ -13,9 +13,10 @@ from contextlib import suppress
 import click
 
 from aenv_run.cli.arguments import open_sandbox, pairs, parse_duration, run_async, sandbox_argument
-from aenv_run.cli.terminal import exit_code_of, find_shell, join_terminal, kill_quietly, write_all
+from aenv_run.cli.terminal import exit_code_of, join_terminal, kill_quietly, write_all
 from aenv_run.errors import AenvError
 from aenv_run.guest import Command, Ended, Guest, Process
+from aenv_run.guest.shell import find_shell
 
 #: Of standard input at a time.
 INPUT_CHUNK_BYTES = 256 << 10

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import duration, size
 from aenv_run.cli.arguments import parse_age
-from aenv_run.cli.output import duration, json_option, print_json, print_table, size, spinner
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.config import open_repository
 from aenv_run.garbage.collect import Collected, Holding, Rules, collect
 from aenv_run.garbage.collect import drop_holder as forget_holder

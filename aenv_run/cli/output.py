@@ -7,7 +7,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -15,6 +14,7 @@ from typing import Self
 import click
 from pydantic import BaseModel
 
+from aenv_run.amounts import size
 from aenv_run.errors import InvalidInput
 from aenv_run.printable import printable, printable_lines
 
@@ -113,35 +113,3 @@ class ProgressLine:
     ) -> None:
         if self._shown:
             click.echo("\r\x1b[2K", err=True, nl=False)
-
-
-def duration(seconds: float) -> str:
-    """``12s``, ``5m``, ``3h``, ``2d``."""
-    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
-        if seconds >= 2 * size or (unit == "d" and seconds >= size):
-            return f"{int(seconds // size)}{unit}"
-    return f"{max(0, int(seconds))}s"
-
-
-def age(since_s: float) -> str:
-    """Time since then."""
-    return duration(time.time() - since_s)
-
-
-def moment_age(moment: str) -> str:
-    """Time since a moment of a record (RFC 3339); ``-`` for what is none."""
-    try:
-        then = datetime.fromisoformat(moment.replace("Z", "+00:00"))
-    except ValueError:
-        return "-"
-    return age(then.timestamp())
-
-
-def size(count: int) -> str:
-    """``512 MiB``."""
-    value = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024 or unit == "GiB":
-            return f"{value:.0f} {unit}" if value >= 10 or unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    raise AssertionError("unreachable")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.amounts import size
 from aenv_run.cli.arguments import parse_age
-from aenv_run.cli.output import ProgressLine, json_option, print_json, size
+from aenv_run.cli.output import ProgressLine, json_option, print_json
 from aenv_run.config import DEFAULT_PACK_AFTER_H, open_repository, pack_after_s
 from aenv_run.errors import CorruptData
 from aenv_run.packing import Packer

@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import click
 
+from aenv_run.amounts import age, duration
 from aenv_run.cli.arguments import (
     complete_sandbox,
     complete_snapshot,
@@ -19,7 +20,7 @@ from aenv_run.cli.arguments import (
     run_async,
     sandbox_argument,
 )
-from aenv_run.cli.output import age, duration, json_option, print_json, print_table, spinner
+from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient

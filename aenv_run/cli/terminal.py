@@ -11,7 +11,7 @@ import tty
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from aenv_run.errors import AenvError, InvalidInput, NotFound
+from aenv_run.errors import AenvError, InvalidInput
 from aenv_run.guest import Command, Ended, Guest, Process, PtySize
 
 #: How long a command may take to be killed when we are interrupted.
@@ -25,15 +25,6 @@ def exit_code_of(exit_code: int, signal_text: str | None) -> int:
     if signal_text is None:
         return exit_code if exit_code >= 0 else 255
     return 128 + _SIGNALS.get(signal_text, 0)
-
-
-async def find_shell(guest: Guest, user: str | None = None) -> tuple[str, ...]:
-    """A login shell: bash where there is one."""
-    for shell in ("/bin/bash", "/bin/sh"):
-        with suppress(NotFound):
-            await guest.stat(shell, user=user)
-            return (shell, "-l")
-    raise NotFound("the sandbox has no shell (/bin/bash or /bin/sh)", fix="`aenv exec ID -- PROGRAM` needs none")
 
 
 async def kill_quietly(process: Process) -> None:

@@ -12,10 +12,11 @@ from pathlib import Path
 import click
 import pytest
 
+from aenv_run.amounts import duration, size
 from aenv_run.cli.arguments import pairs, parse_duration, parse_size
 from aenv_run.cli.command import COMMANDS, cli, report, run
 from aenv_run.cli.copy import _split
-from aenv_run.cli.output import duration, print_json, print_table, size
+from aenv_run.cli.output import print_json, print_table
 from aenv_run.cli.terminal import exit_code_of
 from aenv_run.errors import InvalidInput, SandboxDead
 from aenv_run.printable import printable, printable_lines
