@@ -72,8 +72,6 @@ def shared(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
         url = request.getfixturevalue("s3_server").url(folder.name)
     with pytest.MonkeyPatch.context() as patch, node_home(folder) as one, node_home(folder) as two:
         patch.setenv("AENV_REPOSITORY", url)
-        if shutil.which("runsc") and not os.environ.get("AENV_DRIVER"):
-            patch.setenv("AENV_DRIVER", "gvisor")
         yield Shared(url, one, two, folder / "shared.yaml")
     shutil.rmtree(folder)
 
