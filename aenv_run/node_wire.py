@@ -15,7 +15,7 @@ from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
-from aenv_run.sandbox_record import Address, Record
+from aenv_run.sandbox_record import Address, Record, Terms
 from aenv_run.signatures import MAX_KEYS
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 
@@ -58,7 +58,7 @@ class CreateRequest(Model):
     """Launch ``snapshot`` (name, name:version, name:tag or id)."""
 
     snapshot: str = Field(min_length=1, max_length=256)
-    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    timeout_s: float = Field(300, ge=0, le=MAX_TIMEOUT_S)
     on_timeout: Literal["kill", "pause"] = "kill"
     metadata: dict[str, str] = Field(default_factory=dict, max_length=256)
     env: dict[str, str] = Field(default_factory=dict, max_length=1024)
@@ -74,10 +74,11 @@ class CreateRequest(Model):
     memory_mib: int | None = Field(None, description="another size than the snapshot's; cold starts only")
     cpus: int | None = Field(None, description="another number than the snapshot's; cold starts only")
     signed_by: tuple[str, ...] = Field((), max_length=MAX_KEYS, description="public keys: one must have signed it")
+    terms: Terms = Terms()
 
 
 class SandboxInfo(Model):
-    """One sandbox. ``address`` and ``access_token`` (of its daemon) only for one that runs.
+    """One sandbox. ``address`` of its daemon only for one that runs, its ``access_token`` not for a dead one.
 
     ``host_address`` is where the host reaches every TCP port of it; None when it has no network of its own.
     """
@@ -95,6 +96,10 @@ class SandboxInfo(Model):
     created_at_s: float
     expires_at_s: float | None
     on_timeout: Literal["kill", "pause"]
+    timeout_s: float | None = None
+    terms: Terms = Terms()
+    name: str | None = Field(None, description="the catalog's name that it was started by")
+    has_memory: bool = Field(False, description="its files have a memory image, which a resume restores")
     parent: SandboxId | None
     network: NetworkPolicy
     published: tuple[PublishedPort, ...] = ()
@@ -124,6 +129,10 @@ class SandboxInfo(Model):
             created_at_s=record.created_at_s,
             expires_at_s=record.expires_at_s,
             on_timeout=record.on_timeout,
+            timeout_s=record.timeout_s,
+            terms=record.terms,
+            name=record.reference.rpartition(":")[0] or None,
+            has_memory=record.memory is not None,
             parent=record.parent,
             network=record.policy,
             published=record.publish,
@@ -133,7 +142,7 @@ class SandboxInfo(Model):
             warnings=warnings,
             host_address=record.address.host if running and record.slot and record.address else None,
             address=record.address if running else None,
-            access_token=record.access_token if running else None,
+            access_token=record.access_token if state is not State.DEAD else None,
         )
 
 

@@ -66,6 +66,16 @@ class Home:
         return self.root / "network"
 
     @property
+    def secrets(self) -> Path:
+        """The API key that ``aenv serve`` made, and the seed of its tokens; mode 0700."""
+        return self.root / "secrets"
+
+    @property
+    def api(self) -> Path:
+        """What ``aenv serve`` must know after a restart: outcomes of calls by their idempotency keys."""
+        return self.root / "api"
+
+    @property
     def node_socket(self) -> Path:
         """The unix socket on which the node process serves."""
         return self.root / "node.sock"

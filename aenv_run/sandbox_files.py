@@ -157,6 +157,7 @@ def child_record(parent: Record, child: SandboxId, expires_at_s: float | None) -
             "state": State.STARTING,
             "created_at_s": time.time(),
             "expires_at_s": expires_at_s,
+            "terms": parent.terms.model_copy(update={"request": ""}),
             "access_token": secrets.token_urlsafe(32),
             "machine_id": uuid.uuid4().hex,
             "address": None,

@@ -67,6 +67,20 @@ class Address(Model):
         return Endpoint(self.host, self.port)
 
 
+class Terms(Model):
+    """What a caller of the HTTP API asked for that no machine is told. Forks inherit all but ``request``."""
+
+    alias: str | None = Field(None, max_length=256, description="the name that it was started by")
+    secure: bool = Field(True, description="callers of its daemon must have its token; else the proxy adds it")
+    auto_resume: bool = Field(False, description="traffic resumes it")
+    pause_memory: bool = Field(
+        True, description="pause at the end of its time keeps the memory, not only the disk"
+    )
+    public_ports: bool = Field(True, description="its ports need no traffic token")
+    mask_host: str | None = Field(None, max_length=300, description="the Host that its servers see")
+    request: str = Field("", max_length=64, description="the call that it was made by")
+
+
 class Record(Model):
     """One sandbox. ``disk`` is the chain that the present (or next) machine starts on, base first."""
 
@@ -92,6 +106,8 @@ class Record(Model):
     created_at_s: float
     expires_at_s: float | None = None
     on_timeout: Literal["kill", "pause"] = "kill"
+    timeout_s: float | None = Field(None, description="the time to live that was asked for last")
+    terms: Terms = Terms()
     max_seconds: float | None = Field(None, description="its wall clock: how long it may have a machine, in sum")
     seconds_left: float | None = Field(None, description="of max_seconds, when its machine started or was paused")
     time_over_at_s: float | None = Field(None, description="when they end, while it has a machine")

@@ -34,6 +34,7 @@ COMMANDS: Table = {
     "pack": ("pack", "pack", "compress what has not been used for a while"),
     "cache": ("cache", "cache", "blobs that are local to this machine: show, prune"),
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
+    "serve": ("serve", "serve", "serve the HTTP API that E2B's SDKs speak"),
     "node": ("node", "node", "the node process that keeps the sandboxes"),
     "completion": ("completion", "completion", "print the completion script of a shell"),
 }

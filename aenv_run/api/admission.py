@@ -1,0 +1,58 @@
+"""How many sandboxes may have a machine at the same time."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from aenv_run.errors import LimitReached
+from aenv_run.lifecycle import LIVE
+from aenv_run.node_client import NodeClient
+
+
+class Admission:
+    """``limit`` sandboxes with a machine; None: as many as fit. What is being started counts."""
+
+    def __init__(self, node: NodeClient, limit: int | None) -> None:
+        self._node, self._limit = node, limit
+        self._lock = asyncio.Lock()
+        self._starting: set[str] = set()
+
+    @asynccontextmanager
+    async def admit(self, count: int = 1, *, request: str | None = None) -> AsyncIterator[str]:
+        """Room for ``count`` more while they are started, or ``LimitReached``.
+
+        Gives the name of the request: a create that carries it (``Terms.request``) is not counted twice.
+        """
+        name = request or secrets.token_hex(12)
+        names = {name, *(f"{name}-{number}" for number in range(1, count))}
+        if self._limit is None:
+            yield name
+            return
+        async with self._lock:
+            await self._require(len(names), self._limit)
+            self._starting |= names
+        try:
+            yield name
+        finally:
+            await asyncio.shield(self._forget(names))
+
+    async def _require(self, count: int, limit: int) -> None:
+        health = await self._node.health()
+        live = health.live if health is not None and health.ready else 0
+        if health is not None and live + len(self._starting) + count <= limit:
+            return  # at most so many
+        found = {info.terms.request or info.sandbox_id for info in await self._node.list() if info.state in LIVE}
+        occupied = len(found | self._starting)
+        if occupied + count > limit:
+            raise LimitReached(
+                f"{occupied} of at most {limit} sandboxes run or are being started, {count} more are asked for",
+                fix="try again when one has ended; `aenv serve --max-sandboxes` sets the limit",
+            )
+
+    async def _forget(self, names: set[str]) -> None:
+        """Not while others are counted: what has just become a running sandbox must be in one of the two sets."""
+        async with self._lock:
+            self._starting -= names

@@ -1,0 +1,75 @@
+"""The application: what stands before it, and its routes. Each part is registered by one line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+
+from fastapi import APIRouter, Depends, FastAPI
+from fastapi.security import APIKeyHeader
+from starlette.types import ASGIApp
+
+from aenv_run.api import status
+from aenv_run.api.errors import add_handlers
+from aenv_run.api.gate import BoundBodies, RequireKey
+from aenv_run.api.openapi import describe
+from aenv_run.api.requests import Observe
+from aenv_run.api.sandboxes import create, one
+from aenv_run.api.sandboxes import list as listing
+from aenv_run.api.server import Server, open_server
+from aenv_run.api.settings import Settings
+
+VERSION = "0.1.0"
+#: The control plane; every one of them needs the API key.
+ROUTERS: tuple[APIRouter, ...] = (
+    create.router,
+    listing.router,
+    one.router,
+)
+#: Open for as long as the server serves, in this order; closed in the other.
+LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = ()
+
+_key = APIKeyHeader(
+    name="X-API-Key", auto_error=False, description="see docs/server.md"
+)  # told, not checked: gate.py
+
+
+def make_app(settings: Settings, server: Server | None = None) -> ASGIApp:
+    """All of it. ``server``: one that is open already, with a node or guests of its own."""
+    serving = server or open_server(settings)
+    return Observe(
+        RequireKey(
+            BoundBodies(control_plane(serving), limit_bytes=settings.max_body_bytes, limit_s=settings.body_s),
+            serving.keys,
+        ),
+        serving.metrics,
+        max_running=settings.max_connections,
+    )
+
+
+def control_plane(server: Server) -> FastAPI:
+    """The routes alone."""
+    app = FastAPI(
+        title="aenv",
+        version=VERSION,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        strict_content_type=False,  # older SDKs send none
+        lifespan=_lifespan,
+    )
+    app.state.server = server
+    app.include_router(status.router)
+    for router in ROUTERS:
+        app.include_router(router, dependencies=[Depends(_key)])
+    add_handlers(app)
+    describe(app)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    async with AsyncExitStack() as stack:
+        for part in LIFESPANS:
+            await stack.enter_async_context(part(app.state.server))
+        yield

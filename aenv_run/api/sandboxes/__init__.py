@@ -1,0 +1,1 @@
+"""The endpoints of sandboxes, by idea: create, list, one, life, …"""

@@ -1,0 +1,67 @@
+"""What every route of the server shares: ``Serving`` is its FastAPI dependency."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from fastapi import Depends
+from starlette.requests import HTTPConnection
+
+from aenv_run.api.admission import Admission
+from aenv_run.api.keys import Keys, open_keys
+from aenv_run.api.metrics import Metrics
+from aenv_run.api.settings import Settings
+from aenv_run.catalog import Catalog
+from aenv_run.config import open_repository
+from aenv_run.drivers.protocol import Endpoint
+from aenv_run.guest import Guest
+from aenv_run.node_client import NodeClient
+from aenv_run.paths import Home
+
+#: A client of the daemon at an address, with its access token.
+Guests = Callable[[Endpoint, str | None], Guest]
+
+
+def _guest(endpoint: Endpoint, access_token: str | None) -> Guest:
+    return Guest(endpoint, access_token=access_token)
+
+
+@dataclass(frozen=True)
+class Server:
+    """One server. ``guests`` makes clients of sandboxes' daemons; tests give their own."""
+
+    settings: Settings
+    home: Home
+    node: NodeClient
+    keys: Keys
+    admission: Admission
+    metrics: Metrics
+    guests: Guests = _guest
+    _opened: dict[str, Catalog] = field(default_factory=dict)
+
+    async def catalog(self) -> Catalog:
+        """Of the home's repository; blocking and thread-safe: call it in a thread."""
+        if "catalog" not in self._opened:
+            repository = await asyncio.to_thread(open_repository, None, self.home)
+            self._opened.setdefault("catalog", Catalog(repository))
+        return self._opened["catalog"]
+
+
+def open_server(settings: Settings, home: Home | None = None, *, guests: Guests = _guest) -> Server:
+    """Blocking: with the home's keys, and a client of its node, which is started when it is needed."""
+    node = NodeClient(home)
+    admission = Admission(node, settings.max_sandboxes)
+    return Server(settings, node.home, node, open_keys(node.home), admission, Metrics(node), guests)
+
+
+def server(connection: HTTPConnection) -> Server:
+    """The dependency."""
+    found = connection.app.state.server
+    assert isinstance(found, Server)
+    return found
+
+
+Serving = Annotated[Server, Depends(server)]
