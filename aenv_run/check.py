@@ -13,7 +13,8 @@ from aenv_run.blobs import Stored
 from aenv_run.catalog import LabelsRecord, MovesPage, RemovedRecord, TagRecord, VersionRecord
 from aenv_run.chunk_table import ChunkTable
 from aenv_run.errors import AenvError, CorruptData, InvalidInput, NotFound, Unsupported
-from aenv_run.garbage.leases import read_lease
+from aenv_run.garbage.leases import MARKS, NodeMark, read_lease
+from aenv_run.garbage.lost import lost_holds
 from aenv_run.garbage.state import MAX_STATE_BYTES, STATE_KEY, GcState
 from aenv_run.minisign import MAX_TEXT_BYTES, Signature
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
@@ -67,10 +68,19 @@ class Problem(Model):
     detail: str
 
 
+class Warned(Model):
+    """Something that is whole and may yet cost data."""
+
+    about: str
+    detail: str
+    fix: str
+
+
 class Report(Model):
     """``problems`` is empty when the repository is whole; ``counts`` is what was seen, for information."""
 
     problems: tuple[Problem, ...]
+    warnings: tuple[Warned, ...] = ()
     counts: dict[str, int]
 
     @property
@@ -126,7 +136,14 @@ class _Check:
         self._blobs(blobs)
         self._strays()
         self._tally(snapshots, blobs)
-        return Report(problems=tuple(self._problems), counts=dict(sorted(self._counts.items())))
+        return Report(
+            problems=tuple(self._problems),
+            warnings=tuple(
+                Warned(about=f"holder {lost.id}", detail=f"nothing is collected: {lost}", fix=lost.fix)
+                for lost in lost_holds(self._repository)
+            ),
+            counts=dict(sorted(self._counts.items())),
+        )
 
     def _problem(self, kind: Kind, key: str, detail: str) -> None:
         self._problems.append(Problem(kind=kind, key=key, detail=detail))
@@ -257,6 +274,8 @@ class _Check:
         try:
             if key == STATE_KEY:
                 self._repository.read_ref(key, GcState, limit_bytes=MAX_STATE_BYTES)
+            elif re.fullmatch(MARKS + r"[0-9a-f]{32}", key):
+                self._repository.read_ref(key, NodeMark)
             else:
                 read_lease(self._repository, info)
         except AenvError as error:

@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aenv_run import durable
 from aenv_run.errors import AenvError, Unauthenticated, Unsupported, from_os
-from aenv_run.garbage.holder import Holder
+from aenv_run.garbage.holder import LOOK_S, Holder
 from aenv_run.garbage.leases import new_id
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
@@ -70,7 +70,9 @@ class NodeHolding:
         self._starting[id] += 1
         try:
             if not self._holds(id):
-                await self._try(lambda: self._open().hold({id: ("a sandbox that starts",)}))
+                # With all that is used already: the lease that an earlier node left may be damaged.
+                wanted = {id: ("a sandbox that starts",), **self._uses()}
+                await self._try(lambda: self._open().hold(wanted))
                 if self.trouble is not None and not _only_reads(self.trouble):
                     raise self.trouble
             yield
@@ -96,7 +98,7 @@ class NodeHolding:
     async def _keep_forever(self) -> None:
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(SHOW_S):
+                async with asyncio.timeout(LOOK_S):
                     await self._due.wait()
                 await asyncio.sleep(LINGER_S)
             self._due.clear()
@@ -123,6 +125,7 @@ class NodeHolding:
         if wanted and time.monotonic() - self._shown_s > SHOW_S:
             holder.renew()
             self._shown_s = time.monotonic()
+        holder.look(older_than_s=LOOK_S / 2)
         self._note(holder)
 
     def _open(self) -> Holder:

@@ -260,7 +260,7 @@ class Repository:
             data = self.store.read(key, limit_bytes=limit_bytes)
         except NotFound:
             return None
-        return _parse(model, data, str(key))
+        return parse_record(model, data, str(key))
 
     # Blobs
 
@@ -365,7 +365,7 @@ def parse_manifest(id: SnapshotId, data: bytes, what: str) -> Snapshot:
             f"{what} is damaged: its sha256 is {found} ({len(data)} bytes)",
             fix="restore the file from a copy or build the snapshot again",
         )
-    snapshot = _parse(Snapshot, data, what)
+    snapshot = parse_record(Snapshot, data, what)
     if snapshot.id != id:
         raise CorruptData(f"{what} is not in canonical form")
     return snapshot
@@ -414,7 +414,8 @@ def _canonical(value: Model, what: str) -> bytes:
         raise InvalidInput(f"{what} would have text that is no Unicode") from None
 
 
-def _parse(model: type[M], data: bytes, what: str) -> M:
+def parse_record(model: type[M], data: bytes, what: str) -> M:
+    """A small JSON object. ``CorruptData`` for one that is none, ``Unsupported`` for one of a newer format."""
     try:
         return model.model_validate_json(data)
     except ValidationError as error:

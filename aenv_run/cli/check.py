@@ -41,6 +41,7 @@ def check(deep: bool, repairing: bool, as_json: bool) -> int:
     )
     if counts["orphan_blobs"]:
         click.echo(f"{counts['orphan_blobs']} blobs ({size(counts['orphan_blob_bytes'])}) belong to no snapshot")
+    _warn(report)
     if report.ok:
         click.echo(click.style("whole", fg="green", bold=True))
         return 0
@@ -63,13 +64,20 @@ def _repair(deep: bool, as_json: bool) -> int:
     if done.moved:
         print_table(["MOVED", "TO", "WHY"], [[one.key, one.to, one.why] for one in done.moved])
     for step in done.next_steps:
-        click.echo(f"next: {step}")
+        click.echo(f"next: {printable(step)}")
     if done.report.ok:
         click.echo(click.style("whole", fg="green", bold=True))
     else:
         click.echo("left, to be removed with the store's own tools:")
         _table(done.report)
     return code
+
+
+def _warn(report: Report) -> None:
+    for one in report.warnings:
+        click.echo(
+            f"warning: {printable(one.about)}: {printable(one.detail)}\n  fix: {printable(one.fix)}", err=True
+        )
 
 
 def _table(report: Report) -> None:

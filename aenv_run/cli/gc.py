@@ -8,9 +8,11 @@ from aenv_run.amounts import duration, size
 from aenv_run.cli.arguments import parse_age
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.config import open_repository
-from aenv_run.garbage.collect import Collected, Holding, Rules, collect
-from aenv_run.garbage.collect import drop_holder as forget_holder
+from aenv_run.garbage.collect import Collected, Rules, collect
+from aenv_run.garbage.holders import Holding
+from aenv_run.garbage.holders import drop_holder as forget_holder
 from aenv_run.paths import Home
+from aenv_run.printable import printable
 from aenv_run.used_snapshots import used_snapshots
 
 EPILOG = """\b
@@ -38,9 +40,11 @@ than the grace period. It may run beside builds and launches. Ctrl-C ends it bet
     "--quarantine-older-than", metavar="AGE", help="Also delete what `aenv check --repair` put away before that."
 )
 @click.option(
-    "--drop-holder", metavar="ID", help="Only forget what a node or a build holds that will never come back."
+    "--drop-holder", metavar="ID", help="Only forget what a node or a build held that will never come back."
 )
-@click.option("--force", is_flag=True, help="With --drop-holder: also one whose process runs on this machine.")
+@click.option(
+    "--force", is_flag=True, help="With --drop-holder: also one that runs, or was renewed within 15 minutes."
+)
 @click.option("--allow-no-refs", is_flag=True, help="Collect also where the repository shows no name at all.")
 @json_option
 def gc(
@@ -62,7 +66,7 @@ def gc(
             print_json(dropped)
         else:
             verb = "would drop" if dry_run else "dropped"
-            click.echo(f"{verb} {dropped.id[:8]}: {dropped.lease}; the next gc frees what only that held")
+            click.echo(f"{verb} {dropped.id[:8]}: {printable(dropped.who)}; the next gc frees what only that held")
         return
     rules = Rules(
         grace_s=parse_age(grace),

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
-import secrets
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 from pydantic import Field
 
 from aenv_run.digest import canonical_json
-from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound
+from aenv_run.errors import Conflict, NotFound
 from aenv_run.garbage.holder import RENEW_S
-from aenv_run.garbage.leases import Found, holder_key, read_leases
+from aenv_run.garbage.holders import CLOCKS, Holding, store_present_s
+from aenv_run.garbage.leases import holder_key
 from aenv_run.garbage.lock import CollectorLock
 from aenv_run.garbage.state import STATE_KEY
 from aenv_run.garbage.survey import Survey, Surveyor, looks_dead
@@ -25,7 +23,6 @@ DEFAULT_GRACE_S = 86400.0
 TEMPORARY_S = 3600.0
 #: Where blobs are: raw, and packed by the digest of the raw one.
 BLOBS = ("blobs/sha256/", "packed/sha256/")
-CLOCKS = "leases/clock/"
 Tell = Callable[[str], None]
 
 
@@ -49,19 +46,9 @@ class Kept(Model):
     held_by: tuple[str, ...]
 
 
-class Holding(Model):
-    """A lease that was there."""
+class Counts(Model, frozen=False):
+    """What went. The manifest of what is ``remembered`` stays, as an ancestor's."""
 
-    id: str
-    who: str
-    snapshots: int
-    renewed_s_ago: float
-
-
-class Collected(Model):
-    """What went, or with ``dry_run`` would go. The manifest of what is ``remembered`` stays, as an ancestor's."""
-
-    dry_run: bool
     snapshots: int = 0
     remembered: int = 0
     blobs: int = 0
@@ -70,6 +57,12 @@ class Collected(Model):
     leases: int = 0
     temporaries: int = 0
     quarantined: int = 0
+
+
+class Collected(Counts, frozen=True):
+    """What went, or with ``dry_run`` would go; and what stays without a name, and who holds it."""
+
+    dry_run: bool
     referenced: int = 0
     kept: tuple[Kept, ...] = ()
     holders: tuple[Holding, ...] = ()
@@ -88,18 +81,6 @@ def collect(
     Whatever ends it, what is referred to or held is whole, and the next one goes on.
     """
     return _Collection(repository, rules, used, tell, partly).run()
-
-
-@dataclass
-class _Counts:
-    snapshots: int = 0
-    remembered: int = 0
-    blobs: int = 0
-    freed_bytes: int = 0
-    records: int = 0
-    leases: int = 0
-    temporaries: int = 0
-    quarantined: int = 0
 
 
 class _BatchOver(Exception):
@@ -129,7 +110,7 @@ class _Collection:
             alive=self._alive,
         )
         self._dead: frozenset[str] = frozenset()
-        self._counts = _Counts()
+        self._counts = Counts()
         self._last: Survey | None = None
         self._places = [f"{under}{first:x}" for under in BLOBS for first in range(16)]
 
@@ -301,7 +282,7 @@ class _Collection:
             if found is None:
                 raise Conflict("the lock of the garbage collector is gone", fix="run it again")
             return found.modified_s
-        return _probe(self._repository)
+        return store_present_s(self._repository)
 
     def _watch_silent_builds(self, found: Survey) -> None:
         """Builds elsewhere that have not shown themselves for long are watched: a clock may be wrong, not they."""
@@ -345,48 +326,15 @@ class _Collection:
         assert found is not None
         return Collected(
             dry_run=self._rules.dry_run,
-            **vars(self._counts),
+            **self._counts.model_dump(),
             referenced=len(found.referenced & found.manifests.keys()),
             kept=tuple(
                 Kept(snapshot_id=id, held_by=tuple(users))
                 for id, users in sorted(found.kept.items())
                 if id not in found.referenced
             ),
-            holders=tuple(_holding(one, found) for one in found.leases if one not in found.dead),
+            holders=tuple(Holding.of(one, found.present_s) for one in found.leases if one not in found.dead),
         )
-
-
-def drop_holder(repository: Repository, id: str, *, force: bool = False, dry_run: bool = False) -> Found:
-    """Remove the lease of a node or a build that will not come back; ``id`` may be shortened to 4 digits.
-
-    ``Conflict`` for one whose process runs on this machine, unless with ``force``. Of one elsewhere nobody can
-    know here whether it runs: a node that does writes its lease again, but not before its next renewal.
-    """
-    if not re.fullmatch(r"[0-9a-f]{4,32}", id):
-        raise InvalidInput(
-            f"{id[:40]!r} is no id of a holder: 4 to 32 digits 0-9, a-f", fix="`aenv gc --dry-run` lists them"
-        )
-    matches = [one for one in read_leases(repository) if one.id.startswith(id)]
-    if not matches:
-        raise NotFound(f"no holder has an id that starts with {id}", fix="`aenv gc --dry-run` lists them")
-    if len(matches) > 1:
-        raise Conflict(f"{id} is the start of {len(matches)} ids of holders", fix="give more digits")
-    found = matches[0]
-    owner = found.lease.owner
-    if owner.is_here and not owner.is_dead and not force:
-        raise Conflict(f"the holder {found.id[:8]} runs: {found.lease}", fix="end it first; or give --force")
-    if not dry_run:
-        repository.store.delete(holder_key(found.id))
-    return found
-
-
-def _holding(one: Found, found: Survey) -> Holding:
-    return Holding(
-        id=one.id,
-        who=str(one.lease),
-        snapshots=len(one.lease.held),
-        renewed_s_ago=round(max(0.0, found.present_s - one.renewed_s), 1),
-    )
 
 
 def _children_first(doomed: set[SnapshotId], surveyor: Surveyor) -> list[SnapshotId]:
@@ -414,17 +362,3 @@ def _digest(name: str) -> bytes | None:
         return bytes.fromhex(name)
     except ValueError:
         return None
-
-
-def _probe(repository: Repository) -> float:
-    """The store's present, told by an object of a moment. Of a store that is only read: its last change."""
-    key = StoreKey(f"{CLOCKS}{secrets.token_hex(16)}")
-    try:
-        repository.store.put_new(key, b"")
-        found = repository.store.stat(key)
-        repository.store.delete(key)
-        if found is not None:
-            return found.modified_s
-    except AenvError:
-        pass
-    return max((info.modified_s for info in repository.store.list("")), default=0.0)

@@ -1,7 +1,13 @@
-"""``leases/holder/<id>``: which snapshots a node or a running build holds, whatever names they have."""
+"""``leases/holder/<id>``: which snapshots a node, a running build or a writer of a ref holds.
+
+A lease says the digest of itself: one that was altered is never taken for another one. That a node has a lease is
+also noted in ``leases/node/<id>``, which is written after it and removed before it: so one that is gone, though
+nobody let it go, is missed.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
@@ -9,9 +15,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from aenv_run.errors import CorruptData
+from aenv_run.digest import canonical_json
+from aenv_run.errors import CorruptData, NotFound
 from aenv_run.garbage.owner import Owner
-from aenv_run.repository import Repository
+from aenv_run.repository import Repository, parse_record
 from aenv_run.store import KeyInfo, StoreKey
 from aenv_run.types import Model, SnapshotId
 
@@ -19,6 +26,7 @@ MAX_LEASE_BYTES = 8 << 20
 #: Of each snapshot a lease names no more than so many users; people want to know one.
 MAX_USERS = 8
 UNDER = "leases/holder/"
+MARKS = "leases/node/"
 KEY = re.compile(r"leases/holder/[0-9a-f]{32}")
 
 
@@ -26,20 +34,37 @@ class HolderLease(Model):
     """One holder. ``held``: snapshots, each with what uses it.
 
     Of a build ``since_s`` is the store's time when it began: what was committed since is held too, whoever did it.
-    ``beat`` counts the renewals, so that each is another content.
+    ``beat`` counts the renewals, so that each is another content. ``sum``: sha256 of the lease without it; leases
+    of format 1 have none.
     """
 
-    format: Literal["aenv.holder/1"] = "aenv.holder/1"
-    kind: Literal["node", "build"]
+    format: Literal["aenv.holder/1", "aenv.holder/2"] = "aenv.holder/2"
+    kind: Literal["node", "build", "ref"]
     owner: Owner
     home: str = Field("", max_length=4096)
     beat: int = 0
     since_s: int | None = Field(None, description="seconds since 1970, by the store")
     held: dict[SnapshotId, tuple[str, ...]] = Field(default_factory=dict, max_length=100_000)
+    sum: str = Field("", max_length=64)
 
     def __str__(self) -> str:
-        what = "build" if self.kind == "build" else "node"
-        return f"{what}, {self.owner}" + (f", {self.home}" if self.home else "")
+        return f"{self.kind}, {self.owner}" + (f", {self.home}" if self.home else "")
+
+    @property
+    def runs_out(self) -> bool:
+        """Whether it ends with its process. That of a node stays: a paused sandbox needs it when no node runs."""
+        return self.kind != "node"
+
+
+class NodeMark(Model):
+    """That a node has a lease, and which, for people who must find it when the lease is gone."""
+
+    format: Literal["aenv.node/1"] = "aenv.node/1"
+    owner: Owner
+    home: str = Field("", max_length=4096)
+
+    def __str__(self) -> str:
+        return f"node, {self.owner}" + (f", {self.home}" if self.home else "")
 
 
 class Found(Model):
@@ -53,6 +78,25 @@ class Found(Model):
 def holder_key(id: str) -> StoreKey:
     """Where the lease is."""
     return StoreKey(f"{UNDER}{id}")
+
+
+def mark_key(id: str) -> StoreKey:
+    """Where it is noted that a node has that lease."""
+    return StoreKey(f"{MARKS}{id}")
+
+
+def lease_bytes(lease: HolderLease) -> bytes:
+    """As it is stored, with its sum."""
+    bare = lease.model_copy(update={"sum": ""})
+    return canonical_json(bare.model_copy(update={"sum": hashlib.sha256(canonical_json(bare)).hexdigest()}))
+
+
+def parse_lease(data: bytes, what: str) -> HolderLease:
+    """``CorruptData`` for one that was altered, ``Unsupported`` for one of a newer format."""
+    lease = parse_record(HolderLease, data, what)
+    if lease.format != "aenv.holder/1" and lease_bytes(lease) != data:
+        raise CorruptData(f"{what} is damaged: it is not what its sum says", fix="`aenv check --repair`")
+    return lease
 
 
 def new_id() -> str:
@@ -72,9 +116,11 @@ def read_lease(repository: Repository, info: KeyInfo) -> Found | None:
     """None when it is gone meanwhile."""
     if not KEY.fullmatch(info.key):
         raise CorruptData(f"{info.key} is no key of a lease", fix="aenv check --repair moves it away")
-    lease = repository.read_ref(info.key, HolderLease, limit_bytes=MAX_LEASE_BYTES)
-    if lease is None:
+    try:
+        data = repository.store.read(info.key, limit_bytes=MAX_LEASE_BYTES)
+    except NotFound:
         return None
+    lease = parse_lease(data, info.key)
     return Found(id=info.key.removeprefix(UNDER), renewed_s=info.modified_s, lease=lease)
 
 
@@ -82,7 +128,7 @@ def held_snapshots(repository: Repository) -> dict[SnapshotId, str]:
     """What nodes and running builds of any home hold, each with one that does."""
     held: dict[SnapshotId, str] = {}
     for found in read_leases(repository):
-        if found.lease.kind == "node" or not found.lease.owner.is_dead:
+        if not (found.lease.runs_out and found.lease.owner.is_dead):
             for id, users in found.lease.held.items():
                 held.setdefault(id, f"{', '.join(users[:1])} ({found.lease})")
     return held

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 from aenv_run.catalog.records import VersionRecord
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
-from aenv_run.garbage.holder import BUILD_TTL_S
+from aenv_run.garbage.holder import TTL_S
 from aenv_run.garbage.leases import Found, read_leases
+from aenv_run.garbage.lost import require_none_lost
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.store import KeyInfo, StoreKey
@@ -242,8 +243,9 @@ class Surveyor:
             found.leases = list(read_leases(self._repository))
         except CorruptData as error:
             raise self._refusal(error) from None
+        require_none_lost(self._repository)
         for one in found.leases:
-            if one.lease.kind == "build" and (one.lease.owner.is_dead or one.id in dead):
+            if one.lease.runs_out and (one.lease.owner.is_dead or one.id in dead):
                 found.dead.append(one)
                 continue
             for id, users in one.lease.held.items():
@@ -267,4 +269,4 @@ def looks_dead(found: Found, present_s: float) -> bool:
     One of this machine needs no watching: whether its process runs is known.
     """
     lease = found.lease
-    return lease.kind == "build" and not lease.owner.is_here and present_s - found.renewed_s > BUILD_TTL_S
+    return lease.runs_out and not lease.owner.is_here and present_s - found.renewed_s > TTL_S

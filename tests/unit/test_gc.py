@@ -18,11 +18,11 @@ from aenv_run.catalog.export import export
 from aenv_run.catalog.intake import take_in
 from aenv_run.check import check
 from aenv_run.cli.command import run
-from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
-from aenv_run.garbage.collect import Collected, Rules, collect, drop_holder
+from aenv_run.garbage.collect import Collected, Rules, collect
 from aenv_run.garbage.holder import Holder
-from aenv_run.garbage.leases import HolderLease, holder_key
+from aenv_run.garbage.holders import drop_holder
+from aenv_run.garbage.leases import HolderLease, holder_key, lease_bytes
 from aenv_run.garbage.owner import Owner
 from aenv_run.garbage.state import Gate, Timing
 from aenv_run.repository import Repository, manifest_key
@@ -241,7 +241,7 @@ def test_a_running_build_holds_what_was_made_since_it_began(world: World) -> Non
 
 def lease_of_a_build(world: World, owner: Owner, held: SnapshotId, *, age_s: float = 0) -> str:
     lease = HolderLease(kind="build", owner=owner, since_s=4_000_000_000, held={held: ("the base",)})
-    world.store.put_new(holder_key("12" * 16), canonical_json(lease))
+    world.store.put_new(holder_key("12" * 16), lease_bytes(lease))
     world.store.age(holder_key("12" * 16), age_s)
     return "12" * 16
 
@@ -270,7 +270,7 @@ def test_one_that_seems_old_by_a_clock_that_jumped_is_watched(world: World) -> N
     def renewed_while_one_looks(seconds: float) -> None:
         lease = HolderLease(kind="build", owner=ELSEWHERE, since_s=4_000_000_000, beat=1, held={held.id: ("x",)})
         before = world.store.read(holder_key(id), limit_bytes=1 << 20)
-        world.store.swap(holder_key(id), canonical_json(lease), expected=before)
+        world.store.swap(holder_key(id), lease_bytes(lease), expected=before)
 
     world.repository.gate.timing = replace(QUICK, sleep=renewed_while_one_looks)
     assert world.gc().snapshots == 0
