@@ -77,7 +77,7 @@ WRONG: list[tuple[str, str, list[tuple[str, str]], str]] = [
     ("the start of an id", "/", [("e2b-sandbox-id", B[:8]), ("e2b-sandbox-port", "1")], "not a valid"),
     ("an empty id", "/", [("host", "80-.localtest.me")], "not a valid"),
     (
-        "an id in capitals, by header",
+        "a header in capitals",
         "/",
         [("e2b-sandbox-id", B.upper()), ("e2b-sandbox-port", "1")],
         "not a valid",

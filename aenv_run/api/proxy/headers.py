@@ -57,8 +57,8 @@ class Asked:
 class Mask:
     """A service sees ``inner`` as its host; the client's browser sees ``outer`` (`Host` as it sent it).
 
-    A service compares `Origin` with `Host`, or with `X-Forwarded-Host`. So all three are told as one: an origin that
-    is the client's own becomes the service's, and then nothing tells of the outer name.
+    A service compares `Origin` with `Host`, or with `X-Forwarded-Host`. So all three are told as one: an origin
+    that is the client's own becomes the service's, and then nothing tells of the outer name.
     """
 
     scheme: str
