@@ -15,22 +15,28 @@ from aenv_run import disk
 from aenv_run.types import Architecture
 
 if TYPE_CHECKING:
-    from aenv_build.planning.plan import Plan
+    from aenv_build.planning.plan import Plan, Stage
 
 __all__ = ["make_base_disk"]
 
 
-async def make_base_disk(plan: Plan, architecture: Architecture, directory: Path) -> Path:
-    """Make the base's disk image in ``directory``, which is left with nothing but it."""
-    base = plan.source.recipe.base
+async def make_base_disk(
+    plan: Plan, architecture: Architecture, directory: Path, step: Stage | None = None
+) -> Path:
+    """Make the disk image of the recipe's base, or of that step's, in ``directory``, and leave nothing else."""
+    base, stage = plan.source.recipe.base, plan.base
+    if step is not None and step.step.base is not None and step.base is not None:
+        base, stage = step.step.base, step.base
     tree, image = directory / "tree", directory / "base.qcow2"
     disk_mib = plan.machine.disk_mib
     try:
-        if plan.base.image is not None:
-            await make_image_tree(plan.base.image, directory / "image", tree, disk_mib=disk_mib)
+        if stage.image is not None:
+            await make_image_tree(stage.image, directory / "image", tree, disk_mib=disk_mib)
+        elif base.empty is not None:
+            tree.mkdir(mode=0o755)
         elif base.debootstrap is not None:
-            if plan.base.release is not None:
-                await require_release(base.debootstrap, plan.base.release)
+            if stage.release is not None:
+                await require_release(base.debootstrap, stage.release)
             archive = directory / "base.tar"
             await bootstrap(base.debootstrap, architecture, archive)
             await unpack_archive(archive, tree, disk_mib=disk_mib)

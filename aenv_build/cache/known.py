@@ -153,12 +153,17 @@ class _Looking:
         return kept.snapshot
 
     def _look(self, stage: Stage) -> None:
+        if stage.base is not None and stage.is_base and stage.base.snapshot is not None:
+            snapshot = self._repository.snapshot(stage.base.snapshot)
+            self._kept[stage.id] = Kept(snapshot, datetime.min.replace(tzinfo=UTC))
+            return
         kept = self._ledger.recall("stages", stage.key)
         if kept is None:
             return
         why = self._freshness.too_old(stage.key, stage.step.ttl, kept.at)
         if not why and stage.id in self._ages:
-            why = self._stands_on_old(kept, state_parent(self._plan, stage), True) or self._copies_old(kept, stage)
+            below = "" if stage.is_base else self._stands_on_old(kept, state_parent(self._plan, stage), True)
+            why = below or self._copies_old(kept, stage)
         if why:
             self._too_old[stage.id] = why
             self._old.steps[stage.id] = kept.at
@@ -183,5 +188,6 @@ class _Looking:
         return ""
 
     def _below(self, stage: Stage) -> Iterator[str | None]:
-        yield state_parent(self._plan, stage)
+        if not stage.is_base:
+            yield state_parent(self._plan, stage)
         yield from (state_of(self._plan, step) for step in copied_from(stage))

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from aenv_build.bases.image import ImageSource, ResolvedImage
+from aenv_build.language.document import Where
 from aenv_build.language.image_reference import parse_image
 from aenv_build.language.load import Source
+from aenv_build.language.recipe import Base
+from aenv_build.planning.base import FoundBase
 from aenv_build.planning.files import Readings
 from aenv_build.planning.graph import check_graph, check_network
 from aenv_build.planning.keys import HostFacts
@@ -76,13 +79,27 @@ class Preparation:
         source = self._with_commits(source)
         base = await self.base_snapshot(source)
         facts = await self._host_facts(driver, machine_of(source, base))
-        image = await self._base_image(source, facts.architecture)
-        release = await self._release(source)
-        return await asyncio.to_thread(make_plan, source, facts, base, image, self.readings, release)
+        found = await self._found(source, source.recipe.base, ("base",), facts.architecture)
+        others = {
+            index: await self._found(source, step.base, ("steps", index, "base"), facts.architecture)
+            for index, step in enumerate(source.recipe.steps)
+            if step.base is not None
+        }
+        return await asyncio.to_thread(
+            make_plan, source, facts, base, found.image, self.readings, found.release, others
+        )
 
     async def base_snapshot(self, source: Source) -> Snapshot | None:
         """The snapshot that the recipe begins with, if it is one."""
-        name = source.recipe.base.snapshot
+        return await self._snapshot(source, source.recipe.base, ("base",))
+
+    async def _found(self, source: Source, base: Base, where: Where, architecture: Architecture) -> FoundBase:
+        image = await self._base_image(source, base, where, architecture)
+        release = await self._release(source, base, where)
+        return FoundBase(await self._snapshot(source, base, where), image, release)
+
+    async def _snapshot(self, source: Source, base: Base, where: Where) -> Snapshot | None:
+        name = base.snapshot
         if name is None:
             return None
         if name not in self._snapshots:
@@ -93,11 +110,13 @@ class Preparation:
                 await asyncio.to_thread(require_signed, self.repository, SnapshotId(pin))
                 self._snapshots[name] = await asyncio.to_thread(self.repository.snapshot, SnapshotId(pin))
             except AenvError as error:
-                raise _at_base(source, "snapshot", error) from error
+                raise _at_base(source, (*where, "snapshot"), error) from error
         return self._snapshots[name]
 
-    async def _base_image(self, source: Source, architecture: Architecture) -> ResolvedImage | None:
-        name = source.recipe.base.image
+    async def _base_image(
+        self, source: Source, base: Base, where: Where, architecture: Architecture
+    ) -> ResolvedImage | None:
+        name = base.image
         if name is None:
             return None
         if name not in self._images:
@@ -108,18 +127,17 @@ class Preparation:
                 kept = self.home.cache / "images"
                 self._images[name] = await ImageSource(reference, kept).resolve(architecture)
             except AenvError as error:
-                raise _at_base(source, "image", error) from error
+                raise _at_base(source, (*where, "image"), error) from error
         return self._images[name]
 
-    async def _release(self, source: Source) -> Digest | None:
+    async def _release(self, source: Source, base: Base, where: Where) -> Digest | None:
         """What the base's archive of packages is bound to; a root file system that is locked must be that file."""
-        base = source.recipe.base
         if base.archive is not None and (pin := self.lock.find("archive", base.archive)) is not None:
             path = source.folder / base.archive
             found = await asyncio.to_thread(self.readings.digest, path) if path.is_file() else pin
             if found != pin:
                 raise source.error(
-                    ("base", "archive"), f"{base.archive} is locked to {pin}, and is {found} today", fix=FIX
+                    (*where, "archive"), f"{base.archive} is locked to {pin}, and is {found} today", fix=FIX
                 )
         if base.debootstrap is None or base.debootstrap.mirror is None:
             return None
@@ -145,5 +163,5 @@ class Preparation:
         return HostFacts(this_architecture(), memory.envd_digest, memory)
 
 
-def _at_base(source: Source, key: str, error: AenvError) -> AenvError:
-    return type(error)(f"{source.document.mark(('base', key))}: {error.message}", fix=error.fix)
+def _at_base(source: Source, where: Where, error: AenvError) -> AenvError:
+    return type(error)(f"{source.document.mark(where)}: {error.message}", fix=error.fix)

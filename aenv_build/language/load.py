@@ -11,6 +11,7 @@ import pydantic
 from pydantic_core import ErrorDetails
 
 from aenv_build.language.document import Data, Document, Where, nearest
+from aenv_build.language.expansion import parse
 from aenv_build.language.fragments import read_recipe
 from aenv_build.language.matrix import Cell, cells_of, chosen
 from aenv_build.language.recipe import Base, Recipe, Step
@@ -149,9 +150,7 @@ def _check_steps(document: Document, data: dict[str, Data]) -> None:
 
 def _check_choices(document: Document, recipe: Recipe) -> None:
     """What a single field cannot say."""
-    chosen = [name for name in Base.model_fields if getattr(recipe.base, name) is not None]
-    if len(chosen) != 1:
-        raise document.error(("base",), f"base takes exactly one of {', '.join(Base.model_fields)}")
+    _check_base(document, recipe.base, ("base",))
     for position, output in enumerate(recipe.outputs):
         try:
             require_publishable(output.name or recipe.name)
@@ -160,6 +159,10 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             raise document.error(at, error.message, fix=error.fix) from None
     for index, step in enumerate(recipe.steps):
         where: Where = ("steps", index)
+        if step.base is not None:
+            _check_base(document, step.base, (*where, "base"))
+            if step.needs:
+                raise document.error((*where, "needs"), "a base stands on no step", key=True)
         if step.ready and not step.start:
             raise document.error((*where, "ready"), "'ready' belongs to a step with 'start'", key=True)
         if step.ready and (step.ready.command, step.ready.port, step.ready.url).count(None) != 2:
@@ -167,6 +170,15 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
         for key in ("timeout", "retry", "ttl", "salt"):
             if getattr(step, key) is not None and step.verb not in Step.TIMED:
                 raise document.error((*where, key), f"a step with '{step.verb}' takes no {key}", key=True)
+        if step.expand and step.env is None:
+            raise document.error((*where, "expand"), "'expand' belongs to a step with 'env'", key=True)
+        if step.copy_ and step.copy_.unpack and not isinstance(step.copy_.from_, str):
+            raise document.error((*where, "copy", "unpack"), "'unpack' takes one archive of the host", key=True)
+        for name, value in (step.env or {}).items() if step.expand else ():
+            try:
+                parse(value)
+            except ValueError as error:
+                raise document.error((*where, "env", name), str(error)) from None
         _check_secrets(document, recipe, index, step)
         _check_cache(document, index, step)
         if step.git is not None:
@@ -179,6 +191,11 @@ def _check_choices(document: Document, recipe: Recipe) -> None:
             raise document.error(
                 (*where, "verify", "failed"), "'failed' needs 'junit', the report to read", key=True
             )
+
+
+def _check_base(document: Document, base: Base, where: Where) -> None:
+    if [getattr(base, name) is not None for name in Base.model_fields].count(True) != 1:
+        raise document.error(where, f"base takes exactly one of {', '.join(Base.model_fields)}")
 
 
 def _check_pinned(document: Document, index: int, step: Step) -> None:

@@ -23,7 +23,7 @@ from aenv_build.language.recipe_values import (
     image_name,
     short_form,
 )
-from aenv_build.language.verbs import Apt, CacheMount, Copy, Git, Pip, Ready, Run, Verify, Write, Written
+from aenv_build.language.verbs import Apt, CacheMount, Copy, Git, Mkdir, Pip, Ready, Run, Verify, Write, Written
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
 from aenv_run.types import Name, Tag
@@ -47,6 +47,7 @@ class Base(RecipeModel):
     debootstrap: Debootstrap | None = None
     archive: str | None = Field(None, description="a root file system: .tar, .tar.gz, .tar.xz or .tar.zst")
     snapshot: str | None = Field(None, description="a snapshot's name, name:version, name:tag or id")
+    empty: Literal[True] | None = Field(None, description="true: no file at all, as Docker's scratch")
 
 
 class Machine(RecipeModel):
@@ -62,11 +63,12 @@ class Step(RecipeModel):
     """One step: exactly one verb, and what it stands on."""
 
     VERBS: ClassVar[tuple[str, ...]] = (
-        "run", "copy", "write", "apt", "pip", "git", "env", "workdir", "user", "verify", "start", "checkpoint",
+        "run", "copy", "write", "mkdir", "apt", "pip", "git", "env", "workdir", "user", "verify", "start",
+        "checkpoint", "base",
     )  # fmt: skip
     #: Verbs for which a machine runs and after which a snapshot is committed.
     STATES: ClassVar[frozenset[str]] = frozenset(
-        {"run", "copy", "write", "apt", "pip", "git", "start", "checkpoint"}
+        {"run", "copy", "write", "mkdir", "apt", "pip", "git", "start", "checkpoint", "base"}
     )
     #: Verbs whose command may be given something for its time. Not start: what it is given would live on.
     GIVEN: ClassVar[frozenset[str]] = frozenset({"run", "apt", "pip", "git", "verify"})
@@ -80,15 +82,18 @@ class Step(RecipeModel):
     run: Annotated[Run, short_form("command")] | None = None
     copy_: Copy | None = Field(None, alias="copy")
     write: Written | None = Field(None, description="one file, or a mapping of paths and contents")
+    mkdir: Annotated[Mkdir, short_form("path")] | None = None
     apt: Annotated[Apt, short_form("packages")] | None = None
     pip: Annotated[Pip, short_form("packages")] | None = None
     git: Git | None = None
     env: Env | None = None
+    expand: bool = Field(False, description="with env only: $NAME and ${NAME} are what they were before")
     workdir: RelativeOrAbsolute | None = None
     user: User | None = None
     verify: Annotated[Verify, short_form("run")] | None = None
     start: Annotated[Run, short_form("command")] | None = None
     checkpoint: Literal[True] | None = Field(None, description="true: the state with memory, as it has booted")
+    base: Base | None = Field(None, description="another base, for the steps that stand on this one")
     ready: Annotated[Ready, short_form("command")] | None = Field(None, description="with start only")
     timeout: Seconds | None = Field(None, description="of a command; default 1h")
     secrets: tuple[SecretName, ...] = Field((), description="secrets of the recipe that its command may read")
@@ -108,6 +113,7 @@ class Step(RecipeModel):
         words = [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]
         for verb in ("run", "start", "verify", "ready"):
             schema["properties"][verb]["anyOf"][:0] = words
+        schema["properties"]["mkdir"]["anyOf"].insert(0, {"type": "string"})
         for verb in ("apt", "pip"):
             schema["properties"][verb]["anyOf"].insert(0, {"type": "array", "items": {"type": "string"}})
         schema.pop("required", None)
@@ -120,6 +126,7 @@ class Step(RecipeModel):
         values: dict[str, object] = {"copy": self.copy_, "run": self.run, "env": self.env, "workdir": self.workdir}
         values |= {"user": self.user, "verify": self.verify, "start": self.start, "write": self.write}
         values |= {"apt": self.apt, "pip": self.pip, "git": self.git, "checkpoint": self.checkpoint}
+        values |= {"mkdir": self.mkdir, "base": self.base}
         return next(verb for verb in self.VERBS if values[verb] is not None)
 
     @property

@@ -86,6 +86,12 @@ def _file_mode(value: object) -> object:
     raise ValueError(f"{value!r} is not a file mode: write three octal digits, such as '0640'")
 
 
+def _copy_mode(value: object) -> object:
+    if isinstance(value, int | str) and re.fullmatch(r"[0-7]{3,4}", str(value)):
+        return str(value).rjust(4, "0")
+    raise ValueError(f"{value!r} is not a file mode: write three or four octal digits, such as '0640'")
+
+
 _APT_PACKAGE = r"^[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~*-]+|/[a-z0-9.-]+)?$"
 
 
@@ -181,6 +187,11 @@ AbsoluteFilePath = Annotated[str, AfterValidator(_file_path), AfterValidator(_ab
 FileMode = Annotated[
     str, BeforeValidator(_file_mode), WithJsonSchema({"type": ["string", "integer"], "examples": ["0640"]})
 ]
+CopyMode = Annotated[
+    str, BeforeValidator(_copy_mode), WithJsonSchema({"type": ["string", "integer"], "examples": ["0640"]})
+]
+#: Of a copy: at least one path.
+Sources = Annotated[tuple[str, ...], Field(min_length=1, max_length=1000)]
 Requirement = Annotated[str, AfterValidator(_requirement)]
 AptPackage = Annotated[
     str, AfterValidator(_apt_package), WithJsonSchema({"type": "string", "pattern": _APT_PACKAGE})

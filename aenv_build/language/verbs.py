@@ -13,6 +13,7 @@ from aenv_build.language.recipe_values import (
     AbsoluteFilePath,
     AptPackage,
     CachePath,
+    CopyMode,
     Env,
     FileMode,
     FilePath,
@@ -24,6 +25,7 @@ from aenv_build.language.recipe_values import (
     Requirement,
     SandboxPath,
     Seconds,
+    Sources,
     StepId,
     Url,
     User,
@@ -50,11 +52,38 @@ class FromStep(RecipeModel):
 
 
 class Copy(RecipeModel):
-    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes in ``to/``."""
+    """Files into the sandbox. A directory's content goes to ``to``; a file becomes ``to``, or goes in ``to/``.
 
-    from_: str | FromStep = Field(alias="from")
+    Where ``to`` is a directory already, a file goes into it. Several sources go into it, each by its own name.
+    """
+
+    from_: str | Sources | FromStep = Field(alias="from")
     to: RelativeOrAbsolute
     user: User | None = None
+    mode: CopyMode | None = Field(None, description="permissions of all that is copied; default: 0644, 0755")
+    unpack: bool = Field(
+        False, description="from is a tar (also .gz, .bz2, .xz): its content goes to the folder 'to'"
+    )
+    ignore: str | None = Field(None, min_length=1, description="a file of rules, instead of .aenvignore")
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """What is taken of the host."""
+        if isinstance(self.from_, FromStep):
+            return ()
+        return (self.from_,) if isinstance(self.from_, str) else self.from_
+
+    @property
+    def mode_bits(self) -> int | None:
+        """The permissions that all files get."""
+        return int(self.mode, 8) if self.mode is not None else None
+
+
+class Mkdir(RecipeModel):
+    """A directory with those above it, made where it is missing."""
+
+    path: RelativeOrAbsolute
+    user: User | None = Field(None, description="who it belongs to if it is made; default: the context's")
 
 
 class Write(RecipeModel):

@@ -6,15 +6,20 @@ or umask. The tar is made from the same facts, so that equal digests give equal 
 
 from __future__ import annotations
 
+import bz2
+import gzip
 import hashlib
 import io
+import lzma
 import os
 import stat
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from aenv_build.planning.ignore import Ignore
 from aenv_run.digest import READ_BYTES, digest_file
@@ -39,12 +44,22 @@ class Entry:
 
 @dataclass(frozen=True)
 class CopiedFiles:
-    """A root on the host and the digest of all below it."""
+    """A root on the host and the digest of all below it. With ``parts`` it is those, side by side."""
 
     root: Path
     is_directory: bool
     digest: Digest
     ignore: Ignore | None = None
+    parts: tuple[tuple[str, CopiedFiles], ...] = ()
+
+    @classmethod
+    def of_parts(cls, root: Path, parts: Sequence[tuple[str, CopiedFiles]]) -> CopiedFiles:
+        """A directory of these: the content of each directory, and each file by the name that stands with it."""
+        summary = hashlib.sha256()
+        for name, part in parts:
+            for text in ("" if part.is_directory else name, part.digest):
+                summary.update(len(text.encode()).to_bytes(8, "big") + text.encode())
+        return cls(root, True, Digest("sha256:" + summary.hexdigest()), None, tuple(parts))
 
 
 def examine(root: Path, ignore: Ignore | None = None) -> CopiedFiles:
@@ -82,29 +97,72 @@ class Readings:
         return self._digests[path]
 
 
-def write_tar(files: CopiedFiles, target: Path, *, name: str = "") -> None:
-    """Write the tar of a directory's content, or of one file called ``name``.
+def write_tar(files: CopiedFiles, target: Path, *, name: str = "", mode: int | None = None) -> None:
+    """Write the tar of a directory's content, or of one file called ``name``; all with ``mode``, if it is given.
 
     ``Conflict`` if the files are no longer those that were examined: the key would lie.
     """
-    summary = hashlib.sha256()
     with target.open("wb") as stream, tarfile.open(fileobj=stream, mode="w|", format=tarfile.PAX_FORMAT) as tar:
-        for entry in _walk(files.root, files.ignore):
-            member = tarfile.TarInfo(os.fsdecode(entry.name) or name)
-            member.mode = 0o755 if entry.executable or entry.kind == "d" else 0o644
-            content = b""
-            if entry.kind == "f":
-                content = _add_file(tar, member, entry)
-            elif entry.name or not files.is_directory:
-                member.type = tarfile.DIRTYPE if entry.kind == "d" else tarfile.SYMTYPE
-                member.linkname = os.fsdecode(entry.target)
-                tar.addfile(member)
-            _add(summary, entry, content)
+        for own, part in files.parts or ((name, files),):
+            _add_tree(tar, part, own, mode)
+
+
+def _add_tree(tar: tarfile.TarFile, files: CopiedFiles, name: str, mode: int | None) -> None:
+    summary = hashlib.sha256()
+    for entry in _walk(files.root, files.ignore):
+        member = tarfile.TarInfo(os.fsdecode(entry.name) or name)
+        member.mode = 0o755 if entry.executable or entry.kind == "d" else 0o644
+        member.mode = member.mode if mode is None else mode
+        content = b""
+        if entry.kind == "f":
+            content = _add_file(tar, member, entry)
+        elif entry.name or not files.is_directory:
+            member.type = tarfile.DIRTYPE if entry.kind == "d" else tarfile.SYMTYPE
+            member.linkname = os.fsdecode(entry.target)
+            tar.addfile(member)
+        _add(summary, entry, content)
     if summary.hexdigest() != files.digest.hex:
         raise Conflict(
             f"the files in {files.root} changed while the build ran",
             fix="run the build again when they are at rest",
         )
+
+
+def repack(file: CopiedFiles, target: Path, limit: Limit, *, mode: int | None = None) -> None:
+    """The tar that the archive holds, plain and bounded. ``InvalidInput`` if it is none."""
+    try:
+        with (
+            guarded(),
+            plain_tar(file.root) as stream,
+            tarfile.open(target, "w|", format=tarfile.PAX_FORMAT) as out,
+        ):
+            for source, member in members(stream, limit):
+                member.mode = member.mode if mode is None else mode
+                out.addfile(member, source.extractfile(member) if member.isreg() else None)
+    except ProtocolError as error:
+        reason = error.message.removeprefix("the sandbox sent an archive ")
+        raise InvalidInput(f"{file.root} cannot be unpacked: {reason}", fix="give a tar, or a .tar.gz") from error
+    if examine(file.root).digest != file.digest:
+        raise Conflict(f"{file.root} changed while the build ran", fix="run the build again")
+
+
+@contextmanager
+def plain_tar(path: Path) -> Iterator[BinaryIO]:
+    """A tar that may be packed, unpacked; by its first bytes, not by its name."""
+    with path.open("rb") as file:
+        head = file.read(6)
+        file.seek(0)
+        if head.startswith(b"\x1f\x8b"):
+            with gzip.open(file) as stream:
+                yield cast("BinaryIO", stream)
+        elif head.startswith(b"BZh"):
+            with bz2.open(file) as packed:
+                yield cast("BinaryIO", packed)
+        elif head == b"\xfd7zXZ\0":
+            with lzma.open(file) as packed_xz:
+                yield cast("BinaryIO", packed_xz)
+        else:
+            yield file
 
 
 def one_file_tar(name: str, content: bytes, mode: int) -> bytes:
@@ -144,11 +202,13 @@ def holds_directory(archive: Path) -> bool:
     return False
 
 
-def strip_top(archive: Path, target: Path, limit: Limit, *, name: str, special: bool = True) -> None:
+def strip_top(
+    archive: Path, target: Path, limit: Limit, *, name: str, special: bool = True, mode: int | None = None
+) -> None:
     """A sandbox's tar of one path as ``write_tar`` makes it: a directory's content, or a file as ``name``.
 
     The archive is untrusted: ``ProtocolError``, ``TooLarge``. It is only rewritten here; the receiving
-    sandbox extracts it. Without ``special``, devices, sockets and fifos are left out.
+    sandbox extracts it. Without ``special``, devices, sockets and fifos are left out. ``mode``: of all entries.
     """
     top, left_out = "", set[str]()
     with (
@@ -172,6 +232,7 @@ def strip_top(archive: Path, target: Path, limit: Limit, *, name: str, special: 
                 continue
             kept = {key: value for key, value in member.pax_headers.items() if key not in {"path", "linkpath"}}
             member.pax_headers = kept
+            member.mode = member.mode if mode is None else mode
             out.addfile(member, source.extractfile(member) if member.isreg() else None)
 
 

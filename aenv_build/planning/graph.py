@@ -26,7 +26,9 @@ class Graph:
         self.order = self._sorted()
 
     def _needs(self, index: int, step: Step) -> tuple[str, ...]:
-        """What the recipe says, or the state before it in the list."""
+        """What the recipe says, or the state before it in the list; a base stands on nothing."""
+        if step.base is not None:
+            return ()
         if step.needs is None:
             before = [other for other in self.source.recipe.steps[:index] if other.verb != "verify"]
             return (before[-1].id,) if before else ()

@@ -38,9 +38,20 @@ class Ignore:
             folder, base = copied, ""
         file = folder / NAME
         try:
-            data = file.read_bytes()
+            return cls._of(file, file.read_bytes(), base)
         except (FileNotFoundError, NotADirectoryError):
             return None
+
+    @classmethod
+    def named(cls, file: Path, copied: Path) -> Ignore:
+        """The rules of that file, which are relative to its folder; what is copied must lie there."""
+        base = os.path.relpath(copied, file.parent)
+        if base == ".." or base.startswith("../"):
+            raise InvalidInput(f"{copied} does not lie in the folder of {file}, to which its rules are relative")
+        return cls._of(file, file.read_bytes(), base)
+
+    @classmethod
+    def _of(cls, file: Path, data: bytes, base: str) -> Ignore:
         if len(data) > MAX_BYTES:
             raise InvalidInput(f"{file} is larger than {MAX_BYTES >> 20} MiB")
         rules = parse(data.decode(errors="surrogateescape"), str(file))

@@ -13,7 +13,7 @@ from aenv_build.bases.release import release_digest
 from aenv_build.language.document import Where
 from aenv_build.language.image_reference import parse_image
 from aenv_build.language.load import Source
-from aenv_build.language.recipe import Debootstrap
+from aenv_build.language.recipe import Base, Debootstrap
 from aenv_build.planning.files import Readings
 from aenv_build.planning.lock import Lock, Pin, PinKind
 from aenv_run import process
@@ -38,16 +38,10 @@ class Named:
 
 def named_by(source: Source) -> list[Named]:
     """All moving names of a cell. ``Unsupported`` for one that cannot be pinned."""
-    base = source.recipe.base
-    found: list[Named] = []
-    if base.image is not None and parse_image(base.image).pin is None:
-        found.append(Named("image", base.image, ("base", "image")))
-    if base.archive is not None:
-        found.append(Named("archive", base.archive, ("base", "archive")))
-    if base.snapshot is not None:
-        found.append(Named("snapshot", base.snapshot, ("base", "snapshot")))
-    if base.debootstrap is not None:
-        found.append(Named("release", release_name(source, base.debootstrap), ("base", "debootstrap")))
+    found = _named_by_base(source, source.recipe.base, ("base",))
+    for index, step in enumerate(source.recipe.steps):
+        if step.base is not None:
+            found += _named_by_base(source, step.base, ("steps", index, "base"))
     for index, step in enumerate(source.recipe.steps):
         if step.git is not None and step.git.ref is not None:
             where: Where = ("steps", index, "git", "ref")
@@ -60,11 +54,25 @@ def named_by(source: Source) -> list[Named]:
     return found
 
 
-def release_name(source: Source, base: Debootstrap) -> str:
+def _named_by_base(source: Source, base: Base, at: Where) -> list[Named]:
+    found: list[Named] = []
+    if base.image is not None and parse_image(base.image).pin is None:
+        found.append(Named("image", base.image, (*at, "image")))
+    if base.archive is not None:
+        found.append(Named("archive", base.archive, (*at, "archive")))
+    if base.snapshot is not None:
+        found.append(Named("snapshot", base.snapshot, (*at, "snapshot")))
+    if base.debootstrap is not None:
+        where: Where = (*at, "debootstrap")
+        found.append(Named("release", release_name(source, base.debootstrap, where), where))
+    return found
+
+
+def release_name(source: Source, base: Debootstrap, where: Where) -> str:
     """Mirror and suite. Which mirror is mmdebstrap's own, only mmdebstrap knows."""
     if base.mirror is None:
         raise Unsupported(
-            f"{source.document.mark(('base', 'debootstrap'))}: a release of the default mirror cannot be locked",
+            f"{source.document.mark(where)}: a release of the default mirror cannot be locked",
             fix="name the mirror: debootstrap: {mirror: …}",
         )
     return f"{base.mirror} {base.suite}"

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from aenv_build.bases.image import ResolvedImage
 from aenv_build.language.document import Where
+from aenv_build.language.expansion import expand
 from aenv_build.language.load import Source
 from aenv_build.language.recipe import Output, Step
 from aenv_build.language.verbs import Copy, FromStep, Run, Verify
+from aenv_build.planning.base import Bases, BaseStage, FoundBase
 from aenv_build.planning.files import CopiedFiles, Readings
 from aenv_build.planning.graph import Graph
 from aenv_build.planning.ignore import Ignore
@@ -22,27 +25,6 @@ from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
 from aenv_run.types import Context, Digest, MachineSpec, Name, SnapshotId, StageKey
 
 DEFAULT_MACHINE = MachineSpec(cpus=1, memory_mib=512, disk_mib=4096)
-
-
-@dataclass(frozen=True)
-class BaseStage:
-    """The root of the graph. ``snapshot`` is set when the base is one, and nothing has to be built.
-
-    ``labels`` are those that outputs have of it.
-    """
-
-    inputs: Inputs
-    context: Context
-    snapshot: SnapshotId | None = None
-    depth: int = 1
-    image: ResolvedImage | None = None
-    labels: Mapping[str, str] = field(default_factory=dict)
-    release: Digest | None = None
-
-    @property
-    def key(self) -> StageKey:
-        """The digest of all inputs."""
-        return self.inputs.key
 
 
 @dataclass(frozen=True)
@@ -61,6 +43,8 @@ class Stage:
     memory: bool
     depth: int
     files: CopiedFiles | None = None
+    #: The base that it or a step below it brought; None is the recipe's.
+    base: BaseStage | None = None
 
     @property
     def id(self) -> str:
@@ -74,8 +58,13 @@ class Stage:
 
     @property
     def makes_state(self) -> bool:
-        """Whether a machine runs and a snapshot is committed."""
+        """Whether a snapshot is committed."""
         return self.step.verb in Step.STATES
+
+    @property
+    def is_base(self) -> bool:
+        """Whether it is a base itself: no state is below it, and no machine makes it."""
+        return self.step.base is not None
 
 
 @dataclass(frozen=True)
@@ -108,6 +97,16 @@ class Plan:
     stages: Mapping[str, Stage]
     outputs: tuple[PlannedOutput, ...]
 
+    def base_of(self, step: str | None) -> BaseStage:
+        """What the state after that step grew from."""
+        return (self.stages[step].base if step is not None else None) or self.base
+
+    @property
+    def base_snapshots(self) -> frozenset[SnapshotId]:
+        """Snapshots that it begins with: their memory is not taken."""
+        found = [self.base, *(stage.base for stage in self.stages.values() if stage.base is not None)]
+        return frozenset(base.snapshot for base in found if base.snapshot is not None)
+
     def state_key(self, step: str | None) -> StageKey:
         """The key of the state after that step."""
         return self.base.key if step is None else self.stages[step].key
@@ -120,17 +119,19 @@ def make_plan(
     image: ResolvedImage | None = None,
     readings: Readings | None = None,
     release: Digest | None = None,
+    others: Mapping[int, FoundBase] | None = None,
 ) -> Plan:
     """Check the graph, read what is copied, and derive every key. Starts nothing, writes nothing.
 
     ``base_snapshot`` and ``image`` are what the recipe's base of that kind is today; ``readings`` are shared by
-    the plans of one recipe's cells. ``release``: the state of a package archive that the recipe is locked to.
+    the plans of one recipe's cells. ``others``: what the bases of steps are, by the step's position.
     """
     machine = machine_of(source, base_snapshot)
     readings = readings or Readings()
-    base = _base(source, facts, machine, base_snapshot, image, readings, release)
+    bases = Bases(source, facts, machine, readings)
+    base = bases.stage(source.recipe.base, ("base",), FoundBase(base_snapshot, image, release))
     graph = Graph(source)
-    planner = _Planner(source, facts, machine, base, readings)
+    planner = _Planner(source, facts, machine, base, readings, bases, others or {})
     stages: dict[str, Stage] = {}
     for step_id in graph.order:
         stages[step_id] = planner.stage(graph, step_id, stages)
@@ -140,8 +141,17 @@ def make_plan(
 
 class _Planner:
     def __init__(
-        self, source: Source, facts: HostFacts, machine: MachineSpec, base: BaseStage, readings: Readings
+        self,
+        source: Source,
+        facts: HostFacts,
+        machine: MachineSpec,
+        base: BaseStage,
+        readings: Readings,
+        bases: Bases,
+        others: Mapping[int, FoundBase],
     ) -> None:
+        self._bases = bases
+        self._others = others
         self._source = source
         self._readings = readings
         self._facts = facts
@@ -150,6 +160,10 @@ class _Planner:
 
     def stage(self, graph: Graph, step_id: str, done: Mapping[str, Stage]) -> Stage:
         index, step = graph.steps[step_id]
+        if step.base is not None:
+            base = self._bases.stage(step.base, ("steps", index, "base"), self._others.get(index, FoundBase()))
+            waits = graph.waits(step_id, None)
+            return Stage(index, step, None, waits, base.inputs, base.context, False, base.depth, None, base)
         parent = graph.parent(step_id)
         before = done[parent] if parent is not None else None
         context = before.context if before else self._base.context
@@ -176,26 +190,50 @@ class _Planner:
         else:
             stage_inputs = self._inputs(step, parent_inputs.key, context, files, done)
         waits = graph.waits(step_id, parent)
-        return Stage(index, step, parent, waits, stage_inputs, after, memory, depth, files)
+        below = before.base if before else None
+        return Stage(index, step, parent, waits, stage_inputs, after, memory, depth, files, below)
 
     def _files(self, index: int, step: Step) -> CopiedFiles | None:
         """What a step takes of the recipe's folder."""
         where: Where
         if step.pip is not None and step.pip.requirements is not None:
             path, where = step.pip.requirements, ("steps", index, "pip", "requirements")
-        elif step.copy_ is not None and not isinstance(step.copy_.from_, FromStep):
-            path, where = step.copy_.from_, ("steps", index, "copy", "from")
-        else:
+            found = self._examined(where, path, lambda folder: None)
+            self._require_alone(where, found)
+            return found
+        if step.copy_ is None or isinstance(step.copy_.from_, FromStep):
             return None
+        where = ("steps", index, "copy", "from")
+        rules = step.copy_.ignore
+
+        def ignore(copied: Path) -> Ignore | None:
+            folder = self._source.folder_at(where)
+            return Ignore.beside(folder, copied) if rules is None else Ignore.named(folder / rules, copied)
+
+        if isinstance(step.copy_.from_, str):
+            found = self._examined(where, step.copy_.from_, ignore)
+            if step.copy_.unpack and found.is_directory:
+                raise self._source.error(where, "a directory is no archive", fix="leave out 'unpack'")
+            return found
+        paths = list(enumerate(step.copy_.from_))
+        parts = [
+            (posixpath.basename(path.rstrip("/")), self._examined((*where, number), path, ignore))
+            for number, path in paths
+        ]
+        return CopiedFiles.of_parts(self._source.folder_at(where), parts)
+
+    def _require_alone(self, where: Where, file: CopiedFiles) -> None:
+        try:
+            require_alone(file.root)
+        except AenvError as error:
+            raise self._source.error(where, error.message, fix=error.fix) from error
+
+    def _examined(self, where: Where, path: str, ignore: Callable[[Path], Ignore | None]) -> CopiedFiles:
         if not path:
-            raise self._source.error(where, f"{step.verb}: {where[-1]} is empty")
+            raise self._source.error(where, f"{self._source.recipe.steps[int(where[1])].verb}: a path is empty")
         folder = self._source.folder_at(where)
         try:
-            if step.pip is None:
-                return self._readings.examine(folder / path, Ignore.beside(folder, folder / path))
-            found = self._readings.examine(folder / path)
-            require_alone(found.root)
-            return found
+            return self._readings.examine(folder / path, ignore(folder / path))
         except FileNotFoundError:
             raise self._source.error(
                 where,
@@ -221,6 +259,10 @@ class _Planner:
             common["salt"] = step.salt
         if step.copy_ is not None:
             values = fields(step.copy_)
+            if not step.copy_.unpack:
+                del values["unpack"]
+            if step.copy_.mode is None:  # the key is that of before there was any
+                del values["mode"]
             values["to"] = copied_to(step.copy_, context, files)
             values["user"] = step.copy_.user or context.user
             values["from"] = files.digest if files else None
@@ -230,6 +272,9 @@ class _Planner:
         bound = {"machine": self._machine, "memory_facts": self._facts.memory}
         if step.checkpoint is not None:
             return inputs("stage/checkpoint", 1, **common, **bound)
+        if step.mkdir is not None:
+            wanted = {"path": copy_target(step.mkdir.path, context), "user": step.mkdir.user or context.user}
+            return inputs("stage/mkdir", 1, **common, **wanted)
         if step.write is not None:
             return inputs("stage/write", 1, **common, files=_written(step, context))
         common["internet"] = self._source.recipe.machine.internet
@@ -262,6 +307,7 @@ class _Planner:
                 raise self._source.error(where, f"the step {state!r} is a verify, which keeps no state")
         stage = stages[state] if state is not None else None
         memory = bool(stage and stage.memory) if output.memory is None else output.memory
+        root = (stage.base if stage else None) or self._base
         context = stage.context if stage else self._base.context
         hooks = output.hooks()
         if hooks is not None and not memory:
@@ -271,7 +317,7 @@ class _Planner:
                 ("outputs", position, kind), message, fix="say 'memory: true' in the output", key=True
             )
         bound = self._facts.memory if memory else None
-        labels = {**self._base.labels, **output.labels}
+        labels = {**root.labels, **output.labels}
         output_inputs = inputs(
             "output",
             1,
@@ -297,6 +343,8 @@ def copy_target(to: str, context: Context) -> str:
 def copied_to(copy: Copy, context: Context, files: CopiedFiles | None) -> str:
     """Where a copy goes: of a file of the host the whole path, its name included."""
     target = copy_target(copy.to, context)
+    if copy.unpack:
+        return target
     inside = isinstance(copy.from_, str) and files is not None and not files.is_directory and target.endswith("/")
     return target + posixpath.basename(str(copy.from_).rstrip("/")) if inside else target
 
@@ -365,6 +413,9 @@ def _effective(command: Run | Verify, context: Context) -> dict[str, object]:
 
 
 def _context_after(context: Context, step: Step) -> Context:
+    if step.env is not None and step.expand:
+        found = {name: expand(value, context.env.get) for name, value in step.env.items()}
+        return context.model_copy(update={"env": {**context.env, **found}})
     if step.env is not None:
         return context.model_copy(update={"env": {**context.env, **step.env}})
     if step.workdir is not None:
@@ -389,41 +440,3 @@ def machine_of(source: Source, base: Snapshot | None) -> MachineSpec:
         memory_mib=wanted.memory or default.memory_mib,
         disk_mib=wanted.disk or default.disk_mib,
     )
-
-
-def _base(
-    source: Source,
-    facts: HostFacts,
-    machine: MachineSpec,
-    snapshot: Snapshot | None,
-    image: ResolvedImage | None,
-    readings: Readings,
-    release: Digest | None,
-) -> BaseStage:
-    base = source.recipe.base
-    context = snapshot.context if snapshot else image.context if image else Context()
-    context = context.model_copy(update={"env": {**context.env, **source.recipe.env}})
-    if snapshot is not None:
-        return BaseStage(
-            inputs("base/snapshot", 1, snapshot=snapshot.id), context, snapshot.id, len(snapshot.disk)
-        )
-    common: dict[str, object] = {"architecture": facts.architecture, "disk_mib": machine.disk_mib}
-    if image is not None:
-        # The name does not count: a tag that moved is another image, another name of this one is not.
-        named = inputs("base/image", 1, **common, manifest=image.manifest_digest)
-        return BaseStage(named, context, image=image, labels=image.labels)
-    if base.debootstrap is not None:
-        values = fields(base.debootstrap)
-        values["packages"] = sorted(set(base.debootstrap.packages))
-        if release is not None:  # without a lock, the key is that of before there were any
-            values["release"] = release
-        return BaseStage(inputs("base/debootstrap", 1, **common, **values), context, release=release)
-    assert base.archive is not None
-    path = source.folder / base.archive
-    if not path.is_file():
-        raise source.error(
-            ("base", "archive"),
-            f"no such file: {base.archive}",
-            fix=f"the path is relative to the recipe's folder, {source.folder}",
-        )
-    return BaseStage(inputs("base/archive", 1, **common, content=readings.digest(path)), context)

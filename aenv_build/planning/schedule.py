@@ -38,7 +38,9 @@ def make_schedule(plan: Plan, hits: AbstractSet[str], outputs_missing: AbstractS
 
     A missing stage between two hits is not run: nothing needs it.
     """
-    parents = {state_parent(plan, stage) for stage in plan.stages.values() if stage.makes_state}
+    states = [stage for stage in plan.stages.values() if stage.makes_state]
+    parents = {state_parent(plan, stage) for stage in states}
+    parents |= {state_of(plan, source) for stage in states for source in copied_from(stage)}
     wanted: list[str | None] = [state_of(plan, plan.outputs[position].state) for position in outputs_missing]
     for stage in plan.stages.values():
         leaf = stage.makes_state and stage.id not in parents
@@ -55,7 +57,8 @@ def make_schedule(plan: Plan, hits: AbstractSet[str], outputs_missing: AbstractS
             continue
         needed.add(step)
         stage = plan.stages[step]
-        wanted.append(state_parent(plan, stage))
+        if not stage.is_base:
+            wanted.append(state_parent(plan, stage))
         wanted += [state_of(plan, source) for source in copied_from(stage)]
     return Schedule(frozenset(needed), _heirs(plan, needed), base_needed)
 
@@ -63,7 +66,7 @@ def make_schedule(plan: Plan, hits: AbstractSet[str], outputs_missing: AbstractS
 def copied_from(stage: Stage) -> tuple[str, ...]:
     """The steps whose files this one copies."""
     copy = stage.step.copy_
-    return () if copy is None or isinstance(copy.from_, str) else (copy.from_.step,)
+    return (copy.from_.step,) if copy is not None and isinstance(copy.from_, FromStep) else ()
 
 
 def copied_paths(plan: Plan, state: str, needed: AbstractSet[str]) -> set[str]:
@@ -83,6 +86,8 @@ def _heirs(plan: Plan, needed: set[str]) -> dict[str, str]:
     for stage in plan.stages.values():
         parent = state_parent(plan, stage)
         if parent is None or parent not in needed or stage.id not in needed or parent in heirs:
+            continue
+        if plan.stages[parent].is_base:  # no machine made it
             continue
         fetches = bool(copied_from(stage))
         if stage.makes_state and not stage.memory and not fetches and not needed.intersection(stage.waits):

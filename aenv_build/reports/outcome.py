@@ -55,7 +55,8 @@ def _plan(plan: Plan, known: Known, home: Home) -> _Told:
     rows = [(BASE, base_words(plan), "", known.base is not None, plan.base.inputs)]
     for stage in plan.stages.values():
         hit = stage.id in known.stages
-        rows.append((stage.id, step_words(stage), stage.parent or BASE, hit, stage.inputs))
+        parent = "" if stage.is_base else stage.parent or BASE
+        rows.append((stage.id, step_words(stage), parent, hit, stage.inputs))
     reasons = {
         step: _hit(known, step) if hit else f"miss, {known.too_old.get(step) or notes.why_missed(step, inputs)}"
         for step, _, _, hit, inputs in rows

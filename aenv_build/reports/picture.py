@@ -55,7 +55,7 @@ def drawing_of(plan: Plan) -> Drawing:
                 step=stage.id,
                 verb=stage.step.verb,
                 what=step_words(stage),
-                parent=stage.parent or BASE,
+                parent=None if stage.is_base else stage.parent or BASE,
                 after=tuple(other for other in after if other != stage.parent),
                 key=stage.key,
                 place=place("steps", stage.index),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 
+from aenv_build.language.recipe import Base
 from aenv_build.language.verbs import FromStep
 from aenv_build.planning.plan import Plan, Stage
 from aenv_run.printable import printable
@@ -12,8 +13,13 @@ WIDTH = 60
 
 
 def base_words(plan: Plan) -> str:
-    """The base in a few words."""
-    base = plan.source.recipe.base
+    """The recipe's base in a few words."""
+    return _base_words(plan.source.recipe.base)
+
+
+def _base_words(base: Base) -> str:
+    if base.empty is not None:
+        return "empty"
     if base.debootstrap is not None:
         return f"debootstrap {base.debootstrap.suite}"
     if base.image is not None:
@@ -24,9 +30,13 @@ def base_words(plan: Plan) -> str:
 def step_words(stage: Stage) -> str:
     """The verb and the start of what it does, on one line."""
     step = stage.step
+    if step.base is not None:
+        return _base_words(step.base)
+    if step.mkdir is not None:
+        return _short(f"mkdir {step.mkdir.path}")
     if step.copy_ is not None:
         source = step.copy_.from_
-        shown = f"{source.step}:{source.path}" if isinstance(source, FromStep) else source
+        shown = f"{source.step}:{source.path}" if isinstance(source, FromStep) else " ".join(step.copy_.paths)
         return _short(f"copy {shown} -> {step.copy_.to}")
     if step.write is not None:
         return _short(f"write {', '.join(file.to for file in step.files_written)}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib.metadata import version
 from pathlib import Path
 
+from aenv_build.planning.base import BaseStage
 from aenv_build.planning.plan import Plan, PlannedOutput, Stage
 from aenv_build.running.staging import StagingMachine
 from aenv_run.capture import Capture
@@ -27,14 +28,14 @@ class Committer:
         self._architecture = architecture
         self._caps = caps
 
-    async def base(self, image: Path) -> Snapshot:
+    async def base(self, image: Path, base: BaseStage) -> Snapshot:
         """A base's disk image as a snapshot of one layer."""
         draft = Draft(
             architecture=self._architecture,
             machine=self._plan.machine,
-            context=self._plan.base.context,
-            labels=dict(self._plan.base.labels),
-            provenance=self._provenance("base", self._plan.base.key),
+            context=base.context,
+            labels=dict(base.labels),
+            provenance=self._provenance("base", base.key),
         )
         return await in_thread(self._repository.commit, Capture(image.parent, (image,)), draft)
 

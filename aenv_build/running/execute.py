@@ -28,6 +28,7 @@ from aenv_build.planning.schedule import Schedule, copied_paths, make_schedule, 
 from aenv_build.reports import events
 from aenv_build.reports.stage_events import StageEvents
 from aenv_build.reports.wording import base_words, step_words
+from aenv_build.running.causes import first_cause
 from aenv_build.running.commit import Committer
 from aenv_build.running.provenance import how_built, source_state
 from aenv_build.running.redact import Redactor
@@ -117,7 +118,7 @@ async def build(plan: Plan, workshop: Workshop) -> BuildResult:
         try:
             await run.all()
         except BaseExceptionGroup as group:
-            raise _first_cause(group) from None
+            raise first_cause(group) from None
         finally:
             await run.close()
         outputs = await run.publish()
@@ -125,20 +126,6 @@ async def build(plan: Plan, workshop: Workshop) -> BuildResult:
     spent_ms = round(result.seconds * 1000)
     workshop.sink(events.BuildFinished(hits=run.hits, misses=run.misses, milliseconds=spent_ms))
     return result
-
-
-def _first_cause(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that people need: the failed step before what it pulled down."""
-    leaves: list[BaseException] = []
-    pending: list[BaseException] = [group]
-    while pending:
-        error = pending.pop(0)
-        if isinstance(error, BaseExceptionGroup):
-            pending += error.exceptions
-        else:
-            leaves.append(error)
-    ranked = [e for kind in (StepFailed, SandboxDead, AenvError) for e in leaves if isinstance(e, kind)]
-    return (ranked or leaves)[0]
 
 
 def _is_work(stage: Stage) -> bool:
@@ -228,7 +215,7 @@ class _Run:
         for position, planned in enumerate(self._plan.outputs):
             snapshot = self._outputs[position]
             tags = planned.output.tags
-            built = how_built(self._plan, self._shop.driver.name, snapshot, source)
+            built = how_built(self._plan, self._shop.driver.name, snapshot, source, planned.state)
             version = str(await in_thread(catalog.publish, planned.name, snapshot.id, tags, built=built))
             fresh = position in self._built_outputs
             published.append(Published(planned.name, version, tags, snapshot, fresh))
@@ -263,12 +250,13 @@ class _Run:
                 result.append(self._snapshots[None])
         self._base_done.set()
 
-    async def _make_base(self) -> Snapshot:
+    async def _make_base(self, stage: Stage | None = None) -> Snapshot:
+        """The recipe's base, or that of a step."""
         directory = self._slots.next_directory("base")
         directory.mkdir(mode=0o700)
-        image = await make_base_disk(self._plan, self._shop.architecture, directory)
-        snapshot = await self._committer.base(image)
-        return await self._keep(BASE, self._plan.base.key, snapshot)
+        image = await make_base_disk(self._plan, self._shop.architecture, directory, stage)
+        base = self._plan.base_of(stage.id if stage else None)
+        return await self._keep(stage.id if stage else BASE, base.key, await self._committer.base(image, base))
 
     # -- stages --------------------------------------------------------------------------------------------
 
@@ -287,7 +275,7 @@ class _Run:
     async def _wait_for(self, stage: Stage) -> None:
         for other in ((stage.parent,) if stage.parent else ()) + stage.waits:
             await self._done[other].wait()
-        if state_parent(self._plan, stage) is None:
+        if state_parent(self._plan, stage) is None and not stage.is_base:
             await self._base_done.wait()
 
     async def _work_on(self, stage: Stage, schedule: Schedule) -> None:
@@ -302,7 +290,8 @@ class _Run:
         position, what = self._positions[stage.id], step_words(stage)
         async with self._told.measured(stage.id, position, what, self._why(stage.id)) as result:
             async with self._locked(stage.key, stage.id, let_go):
-                found = await self._recall(stage.id, stage.key, self._snapshots[parent])
+                below = None if stage.is_base else self._snapshots[parent]
+                found = await self._recall(stage.id, stage.key, below)
                 if found is not None:
                     await let_go()
                 else:
@@ -325,6 +314,8 @@ class _Run:
 
     async def _run_stage(self, stage: Stage, inherited: StagingMachine | None, *, keep_machine: bool) -> Snapshot:
         """Run it, again where it may be tried again: each time from the same state on a fresh machine."""
+        if stage.is_base:
+            return await self._make_base(stage)
         verb, own = stage.step.verb, stage.step.retry
         tries = 1 + (own if own is not None else self._shop.retries) if verb in stage.step.TIMED else 1
         for attempt in range(1, tries + 1):
@@ -395,7 +386,7 @@ class _Run:
             snapshot,
             self._plan.machine,
             reach=reach,
-            restore=snapshot.memory is not None and snapshot.id != self._plan.base.snapshot,
+            restore=snapshot.memory is not None and snapshot.id not in self._plan.base_snapshots,
             initialise=initialise,
         )
         self._machines.append(staged)

@@ -9,6 +9,7 @@ import socket
 from importlib.metadata import version
 from pathlib import Path
 
+from aenv_build.planning.base import BaseStage
 from aenv_build.planning.plan import Plan
 from aenv_build.reports.wording import base_words
 from aenv_run import process
@@ -24,16 +25,19 @@ MAX_VERIFIED = 200
 RUNS_PROGRAMS = re.compile(r"(?im)^(filter\.|core\.fsmonitor$|include|extensions\.worktreeconfig$)")
 
 
-def how_built(plan: Plan, driver: str, output: Snapshot, source: tuple[str | None, bool | None]) -> Built:
-    """The note of one output, built from ``source`` (``source_state``)."""
+def how_built(
+    plan: Plan, driver: str, output: Snapshot, source: tuple[str | None, bool | None], state: str | None = None
+) -> Built:
+    """The note of one output, which is the state after that step, built from ``source`` (``source_state``)."""
     commit, dirty = source
     verified = [stage.id for stage in plan.stages.values() if stage.step.verb == "verify"]
+    root = plan.base_of(state)
     return Built(
         recipe_digest=plan.source.digest,
         source_commit=commit,
         source_dirty=dirty,
         base=base_words(plan),
-        base_digest=_base_digest(plan, output),
+        base_digest=_base_digest(root, output),
         builder=f"aenv-build {version('aenv')}",
         driver=driver,
         host=socket.gethostname()[:256],
@@ -68,11 +72,11 @@ async def _git(folder: Path, *words: str) -> str | None:
     return done.stdout.decode(errors="replace") if done.exit_code == 0 else None
 
 
-def _base_digest(plan: Plan, output: Snapshot) -> Digest:
+def _base_digest(base: BaseStage, output: Snapshot) -> Digest:
     """Of the image or the archive; of a snapshot its id; else of the disk layer that the base became."""
-    if plan.base.image is not None:
-        return plan.base.image.manifest_digest
-    if plan.base.snapshot is not None:
-        return Digest(f"sha256:{plan.base.snapshot}")
-    content = plan.base.inputs.values.get("content")
+    if base.image is not None:
+        return base.image.manifest_digest
+    if base.snapshot is not None:
+        return Digest(f"sha256:{base.snapshot}")
+    content = base.inputs.values.get("content")
     return Digest(json.loads(content)) if content else output.disk[0].digest

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_build.cache.cache_mounts import Mounts
-from aenv_build.language.verbs import Copy, FromStep, Run, Verify
+from aenv_build.language.verbs import Copy, FromStep, Mkdir, Run, Verify
 from aenv_build.planning import clone, install
 from aenv_build.planning.files import (
     chunks,
@@ -21,6 +21,7 @@ from aenv_build.planning.files import (
     holds_directory,
     one_file_tar,
     read_examined,
+    repack,
     strip_top,
     write_tar,
 )
@@ -33,8 +34,8 @@ from aenv_build.running.redact import Redactor
 from aenv_build.running.secret_values import lend_secrets
 from aenv_build.running.staging import StagingMachine
 from aenv_build.running.tail import LAST_LINES, Tail, failure
-from aenv_run.errors import AenvError, CommandTimeout, SandboxDead, StepFailed
-from aenv_run.guest import Command, Ended, Guest, Output
+from aenv_run.errors import AenvError, CommandTimeout, Conflict, NotFound, SandboxDead, StepFailed
+from aenv_run.guest import Command, Ended, EntryType, Guest, Output
 from aenv_run.printable import printable_lines
 from aenv_run.threads import in_thread
 from aenv_run.types import Context
@@ -161,6 +162,8 @@ class _Work:
             await self._copy(step.copy_, fetched)
         elif step.write is not None:
             await self._write()
+        elif step.mkdir is not None:
+            await self._make_directory(step.mkdir)
         elif step.apt is not None:
             await self._install(install.apt(step.apt))
         elif step.pip is not None:
@@ -207,18 +210,36 @@ class _Work:
                     target += posixpath.basename(copy.from_.path.rstrip("/"))
             else:
                 assert stage.files is not None
-                is_directory = stage.files.is_directory
+                is_directory = stage.files.is_directory or copy.unpack
+            if not is_directory and not target.endswith("/") and await self._is_directory(target):
+                source = copy.from_.path if isinstance(copy.from_, FromStep) else copy.paths[0]
+                target += "/" + posixpath.basename(source.rstrip("/"))
             folder, name = target.rstrip("/") or "/", ""
             if not is_directory:
                 folder, _, name = target.rpartition("/")
             if fetched is not None:
                 limit = disk_limit(self._staged.snapshot.machine)
-                await in_thread(strip_top, fetched, archive, limit, name=name)
+                await in_thread(strip_top, fetched, archive, limit, name=name, mode=copy.mode_bits)
+            elif stage.files is not None and copy.unpack:
+                limit = disk_limit(self._staged.snapshot.machine)
+                await in_thread(repack, stage.files, archive, limit, mode=copy.mode_bits)
             elif stage.files is not None:
-                await in_thread(write_tar, stage.files, archive, name=name)
+                await in_thread(write_tar, stage.files, archive, name=name, mode=copy.mode_bits)
             await self._guest.put_archive(folder or "/", archive, user=copy.user or stage.context.user)
         finally:
             archive.unlink(missing_ok=True)
+
+    async def _is_directory(self, path: str) -> bool:
+        try:
+            entry = await self._guest.stat(path, user="root")
+        except NotFound:
+            return False
+        return entry.type is EntryType.DIRECTORY
+
+    async def _make_directory(self, wanted: Mkdir) -> None:
+        path = copy_target(wanted.path, self._stage.context).rstrip("/") or "/"
+        with contextlib.suppress(Conflict):  # it is there
+            await self._guest.make_dir(path, user=wanted.user or self._stage.context.user)
 
     async def _write(self) -> None:
         context = self._stage.context
@@ -300,7 +321,7 @@ class _Work:
         ready = self._stage.step.ready
         deadline = time.monotonic() + timeout_s
         while True:
-            if ended.done():
+            if ended.done() and ended.result() != 0:  # with 0 it may have left a daemon
                 raise self._failure(f"ended with {ended.result()} before it was ready")
             if ready is None or await is_ready(ready, self._guest, self._stage.context):
                 return
