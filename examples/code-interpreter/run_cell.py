@@ -33,7 +33,8 @@ def main() -> int:
     if answer.status != 200:
         print(answer.read().decode(), file=sys.stderr)
         return 1
-    return 0 if all([show(json.loads(line)) for line in answer]) else 1
+    shown = [show(json.loads(line)) for line in answer]
+    return 0 if all(shown) else 1
 
 
 if __name__ == "__main__":

@@ -104,8 +104,8 @@ def test_every_kind_of_result(client: httpx.Client) -> None:
     kinds |= {"text/latex": "$x$", "application/javascript": "1", "text/plain": "p", "application/x-own": "o"}
     _, line = run(client, f"from IPython.display import display; display({kinds!r}, raw=True)")
     assert line == {
-        "type": "result", "is_main_result": False, "html": "<b>", "png": "QQ==", "svg": "<svg/>", "markdown": "*m*",
-        "latex": "$x$", "javascript": "1", "text": "p", "extra": {"application/x-own": "o"},
+        "type": "result", "is_main_result": False, "html": "<b>", "png": "QQ==", "svg": "<svg/>",
+        "markdown": "*m*", "latex": "$x$", "javascript": "1", "text": "p", "extra": {"application/x-own": "o"},
     }  # fmt: skip
 
 

@@ -1,1 +1,1 @@
-"""Jupyter kernels behind the HTTP interface that E2B's code-interpreter clients speak, on port 49999 of a sandbox."""
+"""Jupyter kernels behind the HTTP interface of E2B's code-interpreter clients, on port 49999 of a sandbox."""

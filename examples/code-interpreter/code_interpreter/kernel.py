@@ -58,8 +58,8 @@ class Kernel:
     ) -> AsyncIterator[Line | None]:
         """Lines of one cell; None now and then while there are none.
 
-        ``variables`` hold for this cell, ``sandbox_variables`` from now on. The cell is interrupted when the caller
-        closes this iterator before its end.
+        ``variables`` hold for this cell, ``sandbox_variables`` from now on. The cell is interrupted when the
+        caller closes this iterator before its end.
         """
         async with self._turn:
             yield None
