@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import uuid4
@@ -18,8 +18,10 @@ from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
 from aenv_run.store import Store, StoreKey, Stray
 from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
+from aenv_run.store.remote import RemoteStore
 from aenv_run.store.s3 import S3Store
 from tests.s3.swift import SWIFT
+from tests.unit.store_server import StoreServer, store_server
 
 KEY = StoreKey("blobs/sha256/ab/abcdef")
 
@@ -27,11 +29,18 @@ KEY = StoreKey("blobs/sha256/ab/abcdef")
 STORES = [
     "posix",
     "memory",
+    "remote",
     "s3",
     pytest.param("swift", marks=pytest.mark.skipif(not SWIFT, reason="make soak starts Swift")),
 ]
 AT_ONCE = 16
 Make = Callable[[], Store]
+
+
+@pytest.fixture(scope="module")
+def remote_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StoreServer]:
+    with store_server(tmp_path_factory.mktemp("remote")) as server:
+        yield server
 
 
 @pytest.fixture(params=STORES)
@@ -41,6 +50,9 @@ def make(request: pytest.FixtureRequest, tmp_path: Path) -> Make:
         return MemoryStore
     if request.param == "posix":
         return lambda: PosixStore(tmp_path / uuid4().hex)
+    if request.param == "remote":
+        given = request.getfixturevalue("remote_server")
+        return lambda: RemoteStore(given.address())
     server = request.getfixturevalue(f"{request.param}_server")
     return lambda: S3Store(server.place(uuid4().hex), lock=tmp_path / "lock", part_bytes=5 << 20)
 
