@@ -24,6 +24,8 @@ from aenv_run.snapshot import Blob
 from aenv_run.types import Model
 
 MAX_BYTES = 64 << 10
+#: Sources of the same bytes that are looked at.
+MAX_ALIKE = 8
 
 
 class Export(Model):
@@ -93,6 +95,15 @@ class Exports:
             raise NotFound(f"nothing is served as {name[:80]!r}") from None
         if found.name != name:
             raise CorruptData(f"{path} is that of another export")
+        return found
+
+    def alike(self, export: Export) -> list[Export]:
+        """The same bytes of other repositories, as far as they may be served too."""
+        found = []
+        for path in sorted(self.directory.glob(f"{export.data}.*.json"))[:MAX_ALIKE]:
+            with suppress(AenvError):
+                if path.stem != export.name:
+                    found.append(self.find(path.stem))
         return found
 
     def data(self, export: Export) -> Path:

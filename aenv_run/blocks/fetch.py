@@ -1,29 +1,25 @@
-"""Reads of a store for all who wait: bounded in number and in time, and tried again."""
+"""Reads of chunks for all who wait: from whichever of a blob's sources has them, and tried again."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from aenv_run.blocks.budget import Counters
-from aenv_run.errors import AenvError, CorruptData, StoreUnavailable
+from aenv_run.blocks.supplier import PATIENCE_S, Supplier
+from aenv_run.errors import AenvError, CorruptData
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-#: Reads of the store at a time. Over a link that is short of them one stream does not fill it.
-AT_ONCE = 8
-#: How long a store may fail before a read becomes an I/O error in the guest.
-PATIENCE_S = 30.0
-#: After that, for so long, each read is tried once only: else a guest that reads on would hang in steps of it.
-GIVEN_UP_S, LAST_TRY_S = 10.0, 5.0
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
+#: Where another source has the chunk too, one that does not answer is not waited for longer, in the first round.
+OTHERS_LIMIT_S = 3.0
 
 
 class Source(Protocol):
@@ -33,76 +29,93 @@ class Source(Protocol):
         """``count`` neighbouring chunks from ``first``, each verified. ``CorruptData``, ``StoreUnavailable``, …"""
 
 
+@dataclass(frozen=True)
+class Supply:
+    """A source, and the store that it reads."""
+
+    supplier: Supplier
+    source: Source
+
+
+@dataclass(frozen=True)
+class Try(Generic[T]):
+    """One way to have something: ask this store for it by this call."""
+
+    supplier: Supplier
+    call: Callable[[], T]
+
+
 @dataclass
 class Fetcher:
-    """What all blobs of a server share."""
+    """What all blobs of a server share. Called by one thread, the event loop's."""
 
     patience_s: float = PATIENCE_S
+    others_limit_s: float = OTHERS_LIMIT_S
     counters: Counters = field(default_factory=Counters)
-    _pool: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(2 * AT_ONCE, "fetch"))
-    _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    _given_up_s: float = float("-inf")
+    suppliers: dict[str, Supplier] = field(default_factory=dict)
+
+    def supplier(self, name: str) -> Supplier:
+        """The store of that repository."""
+        if name not in self.suppliers:
+            self.suppliers[name] = Supplier(name, self.patience_s)
+        return self.suppliers[name]
 
     def count(self, **more: int) -> None:
         """Add to the counters."""
         for name, number in more.items():
             setattr(self.counters, name, getattr(self.counters, name) + number)
 
-    async def chunks(self, source: Source, first: int, count: int) -> list[bytes | AenvError]:
+    async def chunks(self, supplies: Sequence[Supply], first: int, count: int) -> list[bytes | AenvError]:
         """Each chunk, or why it cannot be had; the others of a damaged one are had all the same."""
         try:
-            data = await self.patiently(lambda: source.read(first, count))
+            tries = [Try(one.supplier, _reading(one.source, first, count)) for one in supplies]
+            data = await self.patiently(tries)
             self.count(fetches=1, fetched_bytes=sum(len(one) for one in data))
             return list(data)
         except CorruptData as error:
             if count > 1:
                 halves = (first, count // 2), (first + count // 2, count - count // 2)
-                parts = await asyncio.gather(*(self.chunks(source, *half) for half in halves))
+                parts = await asyncio.gather(*(self.chunks(supplies, *half) for half in halves))
                 return [*parts[0], *parts[1]]
             self.count(failures=1)
             return [error]
         except AenvError as error:
-            self.count(failures=1)
+            self.count(failures=count)
             return [error] * count
 
-    async def patiently(self, call: Callable[[], T]) -> T:
-        """What the blocking ``call`` gives, tried again until the patience is over; then its last error."""
-        begun_s = time.monotonic()
-        hopeless = begun_s - self._given_up_s < GIVEN_UP_S
-        limit_s = min(self.patience_s, LAST_TRY_S) if hopeless else self.patience_s
-        pause_s, damaged = FIRST_PAUSE_S, False
-        while True:
-            left_s = begun_s + limit_s - time.monotonic()
-            try:
-                value = await self._once(call, max(0.05, left_s))
-                self._given_up_s = float("-inf")
-                return value
-            except CorruptData:
-                if damaged:  # twice: it was no accident of the way here
-                    raise
-                damaged = True
-            except AenvError as error:
-                if not error.retryable:
-                    raise
-                if hopeless or time.monotonic() + pause_s > begun_s + limit_s:
-                    self._given_up_s = time.monotonic()
-                    raise
-                log.info("trying again: %s", error.message)
-                await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+    async def patiently(self, tries: Sequence[Try[T]]) -> T:
+        """What the first of them gives, all tried again until there is none from which more can be hoped.
 
-    async def _once(self, call: Callable[[], T], limit_s: float) -> T:
-        """A thread that hangs in a store is left alone; nobody waits for it."""
-        try:
-            async with asyncio.timeout(limit_s), self._slots:
-                return await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        except TimeoutError as error:
-            raise StoreUnavailable(
-                f"the repository's store did not answer in {limit_s:.0f} s", fix="see whether it can be reached"
-            ) from error
-        except OSError as error:
-            raise StoreUnavailable(f"the repository's store cannot be read: {error}", fix="try again") from error
+        Then the error of one that may have it another time, or else the first one's.
+        """
+        begun_s, pause_s, limit_s = time.monotonic(), FIRST_PAUSE_S, self.others_limit_s
+        left, damaged, errors = list(tries), set[int](), dict[int, AenvError]()
+        while True:
+            left.sort(key=lambda one: one.supplier.is_failing)
+            for one in list(left):
+                others = sum(other.supplier.dead is None for other in left) > 1
+                try:
+                    return await one.supplier.ask(one.call, limit_s if others else None)
+                except CorruptData as error:
+                    errors[id(one)] = error
+                    if id(one) in damaged:  # twice: it was no accident of the way here
+                        left.remove(one)
+                    damaged.add(id(one))
+                except AenvError as error:
+                    errors[id(one)] = error
+                    if not error.retryable:
+                        left.remove(one)
+            hopeful = [one for one in left if one.supplier.dead is None]
+            if not hopeful or time.monotonic() - begun_s > 2 * self.patience_s:
+                raise next((one for one in errors.values() if one.retryable), next(iter(errors.values())))
+            await hopeful[-1].supplier.rest(pause_s)
+            pause_s, limit_s = min(2 * pause_s, LONGEST_PAUSE_S), 2 * limit_s
 
     def close(self) -> None:
         """Begin nothing more."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for one in self.suppliers.values():
+            one.close()
+
+
+def _reading(source: Source, first: int, count: int) -> Callable[[], list[bytes]]:
+    return lambda: source.read(first, count)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aenv_run.blocks.budget import Budget
 from aenv_run.blocks.chunk_file import ChunkFile
-from aenv_run.blocks.fetch import Fetcher, Source
+from aenv_run.blocks.fetch import Fetcher, Supply
 from aenv_run.errors import AenvError
 
 #: Chunks in one ranged read: enough that the way to the store costs little, few enough that nobody waits long.
@@ -34,21 +34,30 @@ class ServedBlob:
     def __init__(
         self,
         file: ChunkFile,
-        source: Source,
+        supplies: Sequence[Supply],
         fetcher: Fetcher,
         budget: Budget,
         told: Callable[[AenvError | None], None],
         kept: Callable[[int], None],
     ) -> None:
-        """``told`` hears what is wrong, None when nothing is any more; ``kept`` of bytes that take space."""
+        """``told`` hears what is wrong, None when nothing is any more; ``kept`` of bytes that take space.
+
+        The same bytes may be had from several ``supplies``: the next one is asked where one fails.
+        """
         self.file = file
-        self._source, self._fetcher, self._budget = source, fetcher, budget
+        self.supplies = list(supplies)
+        self._fetcher, self._budget = fetcher, budget
         self._told, self._kept = told, kept
         self._flying: dict[int, asyncio.Future[bytes]] = {}
         self._wanted: set[int] = set()
         self._bad: dict[int, AenvError] = {}
         self._streams: list[_Stream] = []
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def owner(self) -> str:
+        """Whose reads these are where there is room for so many: those of its first store."""
+        return self.supplies[0].supplier.name
 
     def now(self, offset: int, length: int) -> bytes | None:
         """The bytes if all of them are here."""
@@ -96,6 +105,10 @@ class ServedBlob:
         async with asyncio.TaskGroup() as tasks:
             for first, count in runs(missing, RUN_CHUNKS):
                 tasks.create_task(one(first, count))
+
+    def recovered(self) -> None:
+        """A store that counted as dead answers again: what only that was wrong with is not wrong any more."""
+        self._set_bad({index: error for index, error in self._bad.items() if not error.retryable})
 
     async def close(self) -> None:
         """Whoever waits is told that it is over."""
@@ -149,7 +162,7 @@ class ServedBlob:
     async def _fetch(self, first: int, count: int) -> None:
         flying = {index: self._flying[index] for index in range(first, first + count)}
         try:
-            got = await self._fetcher.chunks(self._source, first, count)
+            got = await self._fetcher.chunks(self.supplies, first, count)
         except BaseException:
             for index, future in flying.items():
                 del self._flying[index]
@@ -168,14 +181,17 @@ class ServedBlob:
 
     def _tell(self, got: dict[int, bytes | AenvError]) -> None:
         """What is wrong now: a damaged chunk until it is right, a dead store until it answers."""
-        before = list(self._bad.values())
         answered = any(isinstance(one, bytes) for one in got.values())
         still = {index: error for index, error in self._bad.items() if not (answered and error.retryable)}
         for index, one in got.items():
             still.pop(index, None)
             if isinstance(one, AenvError):
                 still[index] = one
-        self._bad = dict(list(still.items())[-MAX_BAD:])
+        self._set_bad(still)
+
+    def _set_bad(self, bad: dict[int, AenvError]) -> None:
+        before = list(self._bad.values())
+        self._bad = dict(list(bad.items())[-MAX_BAD:])
         if list(self._bad.values()) != before:
             self._told(list(self._bad.values())[-1] if self._bad else None)
 

@@ -7,16 +7,19 @@ import logging
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from aenv_run import nbd
 from aenv_run.blocks.budget import Budget
 from aenv_run.blocks.chunk_file import ChunkFile, Table, lacking_bytes
+from aenv_run.blocks.connection import Connection
 from aenv_run.blocks.exports import Export, Exports
-from aenv_run.blocks.fetch import Fetcher, Source
+from aenv_run.blocks.fetch import Fetcher, Source, Supply, Try
+from aenv_run.blocks.in_flight import Room, Unsent
 from aenv_run.blocks.served_blob import ServedBlob
+from aenv_run.blocks.supplier import Supplier, in_own_thread
 from aenv_run.cache_limit import in_use, trim
 from aenv_run.errors import AenvError, CorruptData
 from aenv_run.threads import in_thread
@@ -25,8 +28,8 @@ log = logging.getLogger(__name__)
 
 #: A blob that nobody reads is closed after so long: who opens it once often opens it again.
 LINGER_S = 10.0
-#: What one connection may have asked for and not have taken yet.
-MAX_UNSENT_BYTES = 64 << 20
+#: An export whose chunk table is here needs no store to be opened.
+OPEN_LIMIT_S = 5.0
 HOUSEKEEPING_S = 15.0
 #: New bytes after which the bound is looked at.
 LARGEST_STEP_BYTES = 8 << 20
@@ -45,6 +48,8 @@ class OpenBlob:
 
     served: ServedBlob
     export: Export
+    #: Those that it is read from.
+    repositories: set[str]
     users: int = 0
     closing: asyncio.TimerHandle | None = None
     promoting: bool = False
@@ -71,6 +76,8 @@ class BlockServer:
     _shrinking: bool = False
     connections: set[Connection] = field(default_factory=set)
     last_use_s: float = field(default_factory=time.monotonic)
+    room: Room = field(default_factory=Room)
+    unsent: Unsent = field(default_factory=Unsent)
 
     def __post_init__(self) -> None:
         self.exports = Exports(self.root)
@@ -96,6 +103,7 @@ class BlockServer:
             await self._close_blob(blob)
         self._blobs.clear()
         self.fetcher.close()
+        self.unsent.close()
 
     def begin(self, work: object) -> None:
         """Run a coroutine by the side."""
@@ -121,6 +129,8 @@ class BlockServer:
                 task.add_done_callback(lambda _: self._opening.pop(export.data, None))
             blob = await asyncio.shield(task)
         blob.users += 1
+        if export.repository not in blob.repositories:
+            await self._add_source(blob, export)
         if blob.closing is not None:
             blob.closing.cancel()
             blob.closing = None
@@ -139,28 +149,68 @@ class BlockServer:
             blob.closing = loop.call_later(LINGER_S, lambda: self.begin(self._close_unused(unused)))
 
     async def _open(self, export: Export) -> OpenBlob:
+        """From all repositories of which the bytes are known to be served."""
+        alike = [export, *await asyncio.to_thread(self.exports.alike, export)]
         try:
-            table, source = await self.fetcher.patiently(lambda: self.opened(export, self.exports.table(export)))
+            table, source, used = await self._opened(alike)
             if table.blob_bytes != export.blob.size_bytes:
                 raise CorruptData(f"the chunk table of blob {export.blob.digest} is that of another size")
         except AenvError as error:
             self.exports.tell(export, error)
             raise
         self.exports.tell(export, None)
+        self.exports.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with in_use(self.root):
             file = ChunkFile(self.exports.data(export), table)
         self._budget.add_file(file)
         served = ServedBlob(
             file,
-            source,
+            [Supply(self._supplier(used), source)],
             self.fetcher,
             self._budget,
             lambda error: self._told(export, error),
             self._kept,
         )
-        blob = self._blobs[export.data] = OpenBlob(served, export)
+        blob = OpenBlob(served, export, {used.repository})
+        for one in alike:
+            if one.repository not in blob.repositories:
+                await self._add_source(blob, one)
+        self._blobs[export.data] = blob
         log.info("serving %s: %d chunks, %d not here", export.blob.digest, file.count, len(file.missing()))
         return blob
+
+    async def _opened(self, exports: list[Export]) -> tuple[Table, Source, Export]:
+        if self.exports.table(exports[0]).exists():
+            with suppress(AenvError, OSError, TimeoutError):
+                return await self._without_a_store(exports[0])
+        tries = [Try(self._supplier(one), self._opening_call(one)) for one in exports]
+        return await self.fetcher.patiently(tries)
+
+    async def _without_a_store(self, export: Export) -> tuple[Table, Source, Export]:
+        async with asyncio.timeout(OPEN_LIMIT_S):
+            return await in_own_thread(self._opening_call(export))
+
+    async def _add_source(self, blob: OpenBlob, export: Export) -> None:
+        """The same bytes from another repository. Its table is here, so that nothing is asked of its store."""
+        blob.repositories.add(export.repository)
+        try:
+            _, source, _ = await self._without_a_store(export)
+        except (AenvError, OSError, TimeoutError) as error:
+            log.warning("%s is no source of blob %s: %s", export.repository, export.blob.digest, error)
+            return
+        blob.served.supplies.append(Supply(self._supplier(export), source))
+
+    def _opening_call(self, export: Export) -> Callable[[], tuple[Table, Source, Export]]:
+        return lambda: (*self.opened(export, self.exports.table(export)), export)
+
+    def _supplier(self, export: Export) -> Supplier:
+        supplier = self.fetcher.supplier(export.repository)
+        supplier.recovered = self._recovered
+        return supplier
+
+    def _recovered(self) -> None:
+        for blob in self._blobs.values():
+            blob.served.recovered()
 
     async def _close_unused(self, blob: OpenBlob) -> None:
         if blob.users or blob.promoting or self._blobs.get(blob.export.data) is not blob:
@@ -248,134 +298,3 @@ class BlockServer:
             await blob.served.fill(at_once=1)
         except* AenvError as errors:
             log.info("the rest of %s is not fetched now: %s", blob.export.blob.digest, errors.exceptions[0])
-
-
-class Connection(asyncio.Protocol):
-    """One engine's connection to one export."""
-
-    def __init__(self, server: BlockServer) -> None:
-        self._server = server
-        self._session = nbd.Session()
-        self._transport: asyncio.Transport | None = None
-        self._served: ServedBlob | None = None
-        self._reading = 0
-        self._full = False
-        self._over = False
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The peer is there."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        self._server.connections.add(self)
-        transport.write(nbd.GREETING)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """The peer is gone."""
-        self._over = True
-        self._server.connections.discard(self)
-        self._server.last_use_s = time.monotonic()
-        if self._served is not None:
-            self._server.release(self._served)
-            self._served = None
-
-    def abort(self) -> None:
-        """End it now."""
-        if self._transport is not None:
-            self._transport.abort()
-
-    def data_received(self, data: bytes) -> None:
-        """Bytes of the peer."""
-        self._session.receive(data)
-        self._go_on()
-
-    def pause_writing(self) -> None:
-        """The peer does not take what it asked for: nothing more is done for it until it does."""
-        self._full = True
-        self._hold_back()
-
-    def resume_writing(self) -> None:
-        """It does again."""
-        self._full = False
-        self._go_on()
-
-    def _hold_back(self) -> None:
-        if self._transport is not None and not self._over:
-            if self._full or self._reading > MAX_UNSENT_BYTES:
-                self._transport.pause_reading()
-            else:
-                self._transport.resume_reading()
-
-    def _go_on(self) -> None:
-        try:
-            while not (self._over or self._full or self._reading > MAX_UNSENT_BYTES):
-                event = self._session.next()
-                if event is None:
-                    break
-                self._do(event)
-        except nbd.HostileError as error:
-            log.warning("a connection is ended: %s", error)
-            self.abort()
-        except OSError as error:  # of this node's disk
-            log.error("a connection is ended: %s", error)
-            self.abort()
-        self._hold_back()
-
-    def _send(self, *parts: bytes) -> None:
-        if self._transport is not None and not self._over:
-            self._transport.writelines(parts)
-
-    def _do(self, event: nbd.Event) -> None:
-        match event:
-            case nbd.Send(data):
-                self._send(data)
-            case nbd.Read(handle, offset, length):
-                assert self._served is not None
-                if (found := self._served.now(offset, length)) is not None:
-                    self._send(nbd.reply(handle), found)
-                else:
-                    self._reading += length
-                    self._server.begin(self._read(self._served, handle, offset, length))
-            case nbd.Open(name, option):
-                self._server.begin(self._open(name, option))
-            case nbd.Close():
-                if self._transport is not None:
-                    self._transport.close()
-
-    async def _open(self, name: str, option: int) -> None:
-        try:
-            served = await self._server.open(name)
-        except AenvError as error:
-            why = f"{error.code}: {error.message}"
-            self._answer(lambda: self._session.refused(option, why))
-            return
-        except Exception:
-            log.exception("export %s cannot be opened", name[:80])
-            self._answer(lambda: self._session.refused(option, "internal: see the log of the block server"))
-            return
-        if self._over or option == nbd.INFO or self._served is not None:
-            self._server.release(served)
-        else:
-            self._served = served
-        self._answer(lambda: self._session.opened(option, served.file.table.blob_bytes))
-
-    def _answer(self, make: Callable[[], bytes]) -> None:
-        try:
-            self._send(make())
-        except nbd.HostileError as error:
-            log.warning("a connection is ended: %s", error)
-            self.abort()
-            return
-        self._go_on()
-
-    async def _read(self, served: ServedBlob, handle: int, offset: int, length: int) -> None:
-        try:
-            data = await served.read(offset, length)
-            self._send(nbd.reply(handle), data)
-        except AenvError:  # told where it was found
-            self._send(nbd.reply(handle, nbd.EIO))
-        except Exception:
-            log.exception("a read failed")
-            self._send(nbd.reply(handle, nbd.EIO))
-        finally:
-            self._reading -= length
-            self._go_on()

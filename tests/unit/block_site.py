@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aenv_run.blocks.budget import Budget
 from aenv_run.blocks.chunk_file import ChunkFile
-from aenv_run.blocks.fetch import Fetcher
+from aenv_run.blocks.fetch import Fetcher, Supply
 from aenv_run.blocks.served_blob import ServedBlob
 from aenv_run.errors import AenvError, CorruptData
 
@@ -99,5 +99,7 @@ def serve(path: Path, data: bytes, *, patience_s: float = 5.0) -> Served:
     file = ChunkFile(path, table)
     budget.add_file(file)
     told: list[AenvError | None] = []
-    blob = ServedBlob(file, shelf, fetcher, budget, told.append, lambda _: None)
+    blob = ServedBlob(
+        file, [Supply(fetcher.supplier("shelf"), shelf)], fetcher, budget, told.append, lambda _: None
+    )
     return Served(blob, shelf, fetcher, budget, told)

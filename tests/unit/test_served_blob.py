@@ -103,21 +103,6 @@ async def test_a_lie_is_an_error_for_those_who_want_it_and_for_nobody_else(tmp_p
     await served.blob.close()
 
 
-async def test_a_dead_store_is_an_error_and_then_a_quick_one(tmp_path: Path) -> None:
-    served = serve(tmp_path / "data", DATA, patience_s=0.2)
-    served.shelf.fails = StoreUnavailable("it is gone")
-    with pytest.raises(StoreUnavailable):
-        await served.blob.read(0, 10)
-    tries = len(served.shelf.reads)
-    assert tries > 1  # it was patient
-    with pytest.raises(StoreUnavailable):
-        await served.blob.read(CHUNK, 10)
-    assert len(served.shelf.reads) == tries + 1  # and gives up at once now
-    served.shelf.fails = None
-    assert await served.blob.read(0, 10) == DATA[:10]
-    await served.blob.close()
-
-
 async def test_a_store_that_hangs_is_an_error_too(tmp_path: Path) -> None:
     served = serve(tmp_path / "data", DATA, patience_s=0.1)
     served.shelf.gate.clear()
