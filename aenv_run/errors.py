@@ -200,7 +200,7 @@ class StepFailed(AenvError):
 
 
 class Interrupted(AenvError):
-    """Stopped by the user; everything the call had started was ended."""
+    """Stopped by the user; what the call had started was ended. Of a signal the code is 128 and its number."""
 
     code, exit_code, http_status = "interrupted", 130, 499
 

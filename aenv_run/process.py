@@ -8,16 +8,20 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aenv_run.errors import AenvError, CommandTimeout, MissingDependency, SandboxDead
+from aenv_run.stopping import STOP
 
 #: A log that is larger when a child is spawned is started afresh.
 MAX_LOG_BYTES = 4 << 20
 #: How long the kernel may take to end a killed process before we say so.
 KILL_WAIT_S = 10.0
+#: As long, when this process was told to end at once.
+END_WAIT_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,30 @@ def kill_group(pid: int) -> None:
         os.killpg(pid, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
         return
+
+
+def end_children() -> None:
+    """SIGKILL the groups of all children but those that are to outlive this process, and see them end."""
+    left = {pid for pid in _children() - STOP.lasting if read_start_ticks(pid) is not None}
+    for pid in left:
+        kill_group(pid)
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)  # one that leads no group
+    deadline_s = time.monotonic() + END_WAIT_S
+    while any(read_start_ticks(pid) is not None for pid in left) and time.monotonic() < deadline_s:
+        time.sleep(0.005)
+
+
+def _children() -> set[int]:
+    """Asked of the kernel: also one that was forked in this very moment counts."""
+    found: set[int] = set()
+    for file in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):  # that thread has just ended
+            found.update(map(int, file.read_text().split()))
+    return found
+
+
+STOP.before_end.append(end_children)
 
 
 @dataclass
@@ -240,6 +268,8 @@ async def spawn(
         if reader is not None:
             os.close(reader)
         raise SandboxDead(f"{argv[0]} ended as soon as it was started (exit code {popen.returncode})")
+    if not ephemeral:
+        STOP.lasting.add(popen.pid)
     return Child(popen.pid, ticks, popen, reader)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -38,10 +37,12 @@ from aenv_build.running.secret_values import Secrets
 from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.cli.arguments import require_signature_option
+from aenv_run.cli.signals import run_async
 from aenv_run.config import cache_limit_bytes, loads_on_demand, open_repository, repository_name
 from aenv_run.paths import Home
 from aenv_run.printable import printable
 from aenv_run.repository import Repository
+from aenv_run.stopping import STOP
 
 EPILOG = """\b
 Examples:
@@ -150,15 +151,13 @@ def build_recipe(
         recipe, parse_variables(variables), plan_only, no_cache, explain, keep, as_json, events, junit, driver,
         repository, home, jobs, cells, include_roots, secrets, retries, since, cache_from, locked,
     )  # fmt: skip
-    asyncio.run(_main(options))
+    run_async(_main(options))
 
 
 async def _main(options: Options) -> None:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     with ExitStack() as stack:
         telling = _telling(options, stack)
+        STOP.at_stake = telling.at_stake
         with telling.to_the_end():
             await _build(options, telling)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 
@@ -12,7 +11,8 @@ from click.shell_completion import CompletionItem
 from aenv_build.reports.ending import interrupted
 from aenv_build.reports.workflow_commands import harmless, on_github
 from aenv_run.cli.lazy import LazyGroup, Table
-from aenv_run.errors import AenvError, InvalidInput, from_os
+from aenv_run.cli.signals import heeding_signals
+from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
 PLAIN = "build"
@@ -56,35 +56,46 @@ def other_commands(formatter: click.HelpFormatter) -> None:
 
 
 @click.group(cls=BuildGroup)
-@click.version_option(package_name="aenv")
+@click.version_option(package_name="aenv", prog_name="aenv-build")
 def command() -> None:
     """Build recipes."""
 
 
-def main() -> None:
-    """Run the command; every error of ours is one message and its exit code, never a traceback."""
+def run() -> int:
+    """Run the command; its exit code. Every error of ours is one message, never a traceback."""
+    with heeding_signals() as heeding:
+        code = _run()
+    return heeding.exit_code or code
+
+
+def _run() -> int:
     try:
-        command(standalone_mode=False)
+        result = command.main(prog_name="aenv-build", standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except Interrupted:
+        return _fail(interrupted())
     except AenvError as error:
-        _fail(error)
-    except (KeyboardInterrupt, asyncio.CancelledError, click.Abort):
-        _fail(interrupted())
+        return _fail(error)
+    except (KeyboardInterrupt, click.Abort):
+        return _fail(interrupted())
     except click.ClickException as error:
         error.show()
-        sys.exit(InvalidInput.exit_code)
+        return InvalidInput.exit_code
     except BrokenPipeError:
         # The reader of our output is gone: nothing to say, and nobody to say it to.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
+        return 141
     except OSError as error:
         if os.environ.get("AENV_DEBUG"):
             raise
-        _fail(from_os(error))
+        return _fail(from_os(error))
 
 
-def _fail(error: AenvError) -> None:
+def _fail(error: AenvError) -> int:
     shown = harmless if on_github(os.environ) else printable_lines
     click.echo(shown(f"error: {error.message}"), err=True)
     if error.fix:
         click.echo(shown(f"fix: {error.fix}"), err=True)
-    sys.exit(error.exit_code)
+    return error.exit_code

@@ -17,6 +17,7 @@ from aenv_build.planning.lock import read_lock
 from aenv_build.planning.plan import Plan
 from aenv_build.reports.picture import State, dot, drawing_of, mermaid, output_key
 from aenv_run.cli.output import picture_option, put_picture
+from aenv_run.cli.signals import run_async
 from aenv_run.config import open_repository
 from aenv_run.graphviz import svg
 from aenv_run.paths import Home
@@ -52,7 +53,7 @@ def draw(
     """Draw the steps of RECIPE, its verifies and outputs: green is cached, yellow would run. Starts nothing."""
     home = Home(home_path.absolute()) if home_path else Home.default()
     given = parse_variables(variables)
-    drawn = asyncio.run(_draw(recipe, given, cells, include_roots, driver, repository, home, form))
+    drawn = run_async(_draw(recipe, given, cells, include_roots, driver, repository, home, form))
     put_picture(drawn, output)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from aenv_build.commands.arguments import about_a_recipe, at_a_place, parse_vari
 from aenv_build.language.load import load_cells
 from aenv_build.planning.lock import write_lock
 from aenv_build.planning.pins import pins_today
+from aenv_run.cli.signals import run_async
 from aenv_run.config import open_repository
 from aenv_run.errors import InvalidInput
 from aenv_run.paths import Home
@@ -41,7 +41,7 @@ def lock_recipe(
         raise InvalidInput("a lock is of all cells", fix="leave out --cell")
     home = Home(home_path.absolute()) if home_path else Home.default()
     sources = load_cells(recipe, parse_variables(variables), roots=include_roots)
-    lock = asyncio.run(pins_today(sources, home, open_repository(repository, home)))
+    lock = run_async(pins_today(sources, home, open_repository(repository, home)))
     path = write_lock(recipe, lock)
     if as_json:
         click.echo(json.dumps(lock.model_dump()))

@@ -34,13 +34,25 @@ class Telling:
     def __init__(self, *sinks: events.Sink) -> None:
         self._sinks = sinks
         self._failed_at: events.Place | None = None
+        self._running: dict[tuple[str | None, str], None] = {}
 
     def __call__(self, event: events.BuildEvent) -> None:
         """Tell all sinks, in their order."""
         if isinstance(event, events.StageFailed):
             self._failed_at = event.place
+        if isinstance(event, events.StageStarted):
+            self._running[event.cell, event.step] = None
+        elif isinstance(event, events.StageFinished | events.StageFailed):
+            self._running.pop((event.cell, event.step), None)
         for sink in self._sinks:
             sink(event)
+
+    def at_stake(self) -> str:
+        """What a stop now gives up, in a few words."""
+        running = [f"{step} ({cell})" if cell else step for cell, step in self._running.copy()]
+        if not running:
+            return "this build"
+        return f"{', '.join(running[:4])}{' and more' if len(running) > 4 else ''}"
 
     @contextmanager
     def to_the_end(self) -> Iterator[None]:

@@ -19,6 +19,7 @@ from aenv_run.errors import StoreUnavailable
 from aenv_run.nbd_client import connected
 from aenv_run.node_socket import FileLock
 from aenv_run.paths import Home
+from aenv_run.stopping import STOP
 
 log = logging.getLogger(__name__)
 
@@ -106,6 +107,7 @@ class BlockServerProcess:
                 stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", env=environment,
                 start_new_session=True,
             )  # fmt: skip
+        STOP.lasting.add(child.pid)
         with self._guard:
             self._children = [one for one in self._children if one.poll() is None] + [child]
         return child

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -16,14 +16,16 @@ def leaving_at_once() -> Iterator[None]:
 
     As an exception it would come out of the middle of any import, which may take it for a missing module.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+    before = signal.getsignal(signal.SIGINT)
+    if before in (signal.SIG_IGN, None) or threading.current_thread() is not threading.main_thread():
         yield
         return
     signal.signal(signal.SIGINT, _leave)
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is _leave:
+            signal.signal(signal.SIGINT, before)
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
@@ -35,4 +37,5 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point: run and exit with the code of the command or of the error."""
     with leaving_at_once():
         from aenv_run.cli.command import run
-    sys.exit(run(argv))
+        from aenv_run.cli.signals import leave
+    leave(run(argv))

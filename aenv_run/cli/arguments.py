@@ -1,44 +1,23 @@
-"""What several commands need: running async code, opening a sandbox, completing ids, parsing NAME=VALUE."""
+"""What several commands need: opening a sandbox, completing ids, parsing NAME=VALUE."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
-import signal
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
-from aenv_run.errors import Interrupted, InvalidInput
+from aenv_run.errors import InvalidInput
 from aenv_run.paths import Home
 
 if TYPE_CHECKING:
     from aenv_run.catalog import Catalog
     from aenv_run.network.forward import PublishedPort
     from aenv_run.sdk_async import AsyncSandbox
-
-T = TypeVar("T")
-
-
-def run_async(work: Coroutine[object, object, T]) -> T:
-    """Run to the end; Ctrl-C, SIGTERM and SIGHUP cancel it and let it clean up: ``Interrupted``."""
-
-    async def interruptible() -> T:
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is signal.SIG_DFL:  # nohup(1) has it ignored
-                loop.add_signal_handler(number, task.cancel)
-        return await work
-
-    try:
-        return asyncio.run(interruptible())
-    except asyncio.CancelledError:
-        raise Interrupted("interrupted") from None
 
 
 async def open_sandbox(sandbox_id: str) -> AsyncSandbox:

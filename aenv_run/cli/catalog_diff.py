@@ -7,8 +7,9 @@ import click
 from aenv_run.amounts import size
 from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import trim
-from aenv_run.cli.arguments import complete_reference, open_catalog, run_async
+from aenv_run.cli.arguments import complete_reference, open_catalog
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
+from aenv_run.cli.signals import run_async
 from aenv_run.config import cache_limit_bytes
 from aenv_run.paths import Home
 from aenv_run.printable import printable

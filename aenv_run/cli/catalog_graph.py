@@ -7,8 +7,9 @@ from pathlib import Path
 import click
 
 from aenv_run.catalog.graph import FORMATS, as_dot, graph
-from aenv_run.cli.arguments import complete_reference, open_catalog, run_async
+from aenv_run.cli.arguments import complete_reference, open_catalog
 from aenv_run.cli.output import json_option, picture_option, print_json, put_picture
+from aenv_run.cli.signals import run_async
 from aenv_run.graphviz import svg
 
 

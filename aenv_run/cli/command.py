@@ -8,6 +8,7 @@ import sys
 import click
 
 from aenv_run.cli.lazy import LazyGroup, Table
+from aenv_run.cli.signals import heeding_signals
 from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
@@ -85,7 +86,13 @@ def cli() -> None:
 
 
 def run(argv: list[str] | None = None) -> int:
-    """Run the command line; the exit code."""
+    """Run the command line; the exit code. Of one that a signal stopped it is that of the signal."""
+    with heeding_signals() as heeding:
+        code = _run(argv)
+    return heeding.exit_code or code
+
+
+def _run(argv: list[str] | None) -> int:
     try:
         result = cli.main(args=argv, prog_name="aenv", standalone_mode=False)
         return result if isinstance(result, int) else 0

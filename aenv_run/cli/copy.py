@@ -11,8 +11,9 @@ from pathlib import Path
 
 import click
 
-from aenv_run.cli.arguments import open_sandbox, parse_size, run_async
+from aenv_run.cli.arguments import open_sandbox, parse_size
 from aenv_run.cli.output import spinner
+from aenv_run.cli.signals import run_async
 from aenv_run.errors import Conflict, InvalidInput, NotFound
 from aenv_run.guest import Guest
 from aenv_run.guest.values import EntryType

@@ -6,8 +6,8 @@ import os
 
 import click
 
-from aenv_run.cli.arguments import run_async
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
+from aenv_run.cli.signals import run_async
 from aenv_run.doctor import Check, examine
 from aenv_run.paths import Home
 from aenv_run.printable import printable, printable_lines

@@ -12,7 +12,8 @@ from contextlib import suppress
 
 import click
 
-from aenv_run.cli.arguments import open_sandbox, pairs, parse_duration, run_async, sandbox_argument
+from aenv_run.cli.arguments import open_sandbox, pairs, parse_duration, sandbox_argument
+from aenv_run.cli.signals import run_async
 from aenv_run.cli.terminal import exit_code_of, join_terminal, kill_quietly, write_all
 from aenv_run.errors import AenvError
 from aenv_run.guest import Command, Ended, Guest, Process
@@ -70,7 +71,7 @@ def execute(
         finally:
             await sandbox.close()
 
-    return run_async(_until_signalled(work()))
+    return _run(work())
 
 
 @click.command(epilog="\b\nExample:\n  aenv connect s4f        (leave with exit or Ctrl-D)")
@@ -94,7 +95,7 @@ def connect(sandbox_id: str, user: str | None, cwd: str | None, env: tuple[str, 
         finally:
             await sandbox.close()
 
-    return run_async(_until_signalled(work()))
+    return _run(work())
 
 
 def _claim_standard_descriptors() -> None:
@@ -110,29 +111,12 @@ def _claim_standard_descriptors() -> None:
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
-async def _until_signalled(work: Coroutine[object, object, int]) -> int:
-    """Do it; SIGTERM and SIGHUP cancel it as Ctrl-C does, and then its code is that of the signal."""
-    loop, task = asyncio.get_running_loop(), asyncio.ensure_future(work)
-    received: list[int] = []
-
-    def stop(number: int) -> None:
-        received.append(number)
-        task.cancel()
-
-    numbers = (signal.SIGTERM, signal.SIGHUP)
-    for number in numbers:
-        loop.add_signal_handler(number, stop, number)
+def _run(work: Coroutine[object, object, int]) -> int:
+    """Do it; when the reader of its output is gone, the code is that of SIGPIPE."""
     try:
-        return await task
-    except asyncio.CancelledError:
-        if received:
-            return 128 + received[0]
-        raise
+        return run_async(work)
     except BrokenPipeError:
         return 128 + signal.SIGPIPE
-    finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
 
 
 async def _stream(guest: Guest, command: Command, limit_s: float | None) -> int:

@@ -6,8 +6,9 @@ import asyncio
 
 import click
 
-from aenv_run.cli.arguments import open_sandbox, run_async, sandbox_argument
+from aenv_run.cli.arguments import open_sandbox, sandbox_argument
 from aenv_run.cli.output import json_option, print_json
+from aenv_run.cli.signals import run_async
 from aenv_run.errors import InvalidInput
 from aenv_run.network import NetworkPolicy, PortForward, TcpAddress
 from aenv_run.sdk_async import AsyncSandbox

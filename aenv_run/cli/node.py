@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from aenv_run.cli.arguments import run_async
 from aenv_run.cli.output import json_option, print_json
+from aenv_run.cli.signals import run_async
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import Health
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import click
 
-from aenv_run.cli.arguments import complete_snapshot, require_signature_option, run_async
+from aenv_run.cli.arguments import complete_snapshot, require_signature_option
 from aenv_run.cli.output import json_option, print_json, print_table
+from aenv_run.cli.signals import run_async
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import MAX_POOL, PoolRequest
 from aenv_run.printable import printable

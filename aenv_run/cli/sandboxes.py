@@ -17,10 +17,10 @@ from aenv_run.cli.arguments import (
     parse_duration,
     published_port,
     require_signature_option,
-    run_async,
     sandbox_argument,
 )
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
+from aenv_run.cli.signals import run_async
 from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_client import NodeClient

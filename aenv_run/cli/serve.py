@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from aenv_run.api.settings import CONFIG_VARIABLE, Settings
-from aenv_run.cli.arguments import run_async
+from aenv_run.cli.signals import run_async
 
 EPILOG = f"""\b
 Examples:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from aenv_run.catalog import require_publishable
-from aenv_run.cli.arguments import pairs, run_async, sandbox_argument
+from aenv_run.cli.arguments import pairs, sandbox_argument
 from aenv_run.cli.output import json_option, print_json, spinner
+from aenv_run.cli.signals import run_async
 from aenv_run.hooks import Hook
 from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import SnapshotRequest

@@ -17,6 +17,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.loaders import Loader
 
+from aenv_run.stopping import STOP
 from aenv_run.store.s3_answers import verify_answers
 from aenv_run.store.s3_errors import code_of, explained, is_passing, is_unreached, no_region, status_of
 from aenv_run.store.s3_place import Addressing, S3Place
@@ -86,6 +87,10 @@ class S3Requests:
         self, doing: str, call: Callable[[S3Client], T], *, expect: Callable[[ClientError], bool] | None = None
     ) -> T:
         """``call``, again while the store has a passing fault. An ``expect``ed refusal is raised as it is."""
+        with STOP.doing(f"{doing} in {self.place}"):
+            return self._ask(doing, call, expect)
+
+    def _ask(self, doing: str, call: Callable[[S3Client], T], expect: Callable[[ClientError], bool] | None) -> T:
         try:
             try:
                 return self._tried(call)
@@ -109,13 +114,15 @@ class S3Requests:
 
     def pause(self, number: int) -> None:
         """Wait before try ``number`` (from 1) of something that is tried again."""
-        tenacity.nap.sleep(min(5.0, self.patience.first_wait_s * 2 ** (number - 1)))
+        STOP.asked.wait(min(5.0, self.patience.first_wait_s * 2 ** (number - 1)))
 
     def _attempts(self) -> tenacity.Retrying:
         patience = self.patience
 
         def over(state: tenacity.RetryCallState) -> bool:
             error = state.outcome.exception() if state.outcome else None
+            if STOP.asked.is_set():
+                return True
             unreached = isinstance(error, Exception) and is_unreached(error)
             tries = patience.unreached_tries if unreached else patience.tries
             return state.attempt_number >= tries or (state.seconds_since_start or 0.0) >= patience.longest_s
@@ -129,6 +136,7 @@ class S3Requests:
             retry=tenacity.retry_if_exception(lambda e: isinstance(e, Exception) and is_passing(e)),
             stop=over,
             wait=wait,
+            sleep=tenacity.sleep_using_event(STOP.asked),
             reraise=True,
         )
 

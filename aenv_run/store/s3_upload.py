@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from botocore.exceptions import ClientError
 
-from aenv_run.errors import AenvError, InvalidInput, TooLarge
+from aenv_run.errors import AenvError, Interrupted, InvalidInput, TooLarge
+from aenv_run.stopping import STOP
 from aenv_run.store.protocol import StoreKey
 from aenv_run.store.s3_errors import changed_on_its_way, code_of, is_precondition
 from aenv_run.store.s3_requests import SENDINGS, Mark, S3Requests, Sent
@@ -84,11 +85,14 @@ def upload_parts(upload: Upload, fd: int, size_bytes: int, part_bytes: int) -> d
     """Send all of the file; the ETag of each part by number. The first part that fails stops the rest."""
     part_bytes = max(part_bytes, -(-size_bytes // MAX_PARTS))
     offsets = range(0, size_bytes, part_bytes)
+
+    def send(number: int, offset: int) -> str:
+        if STOP.asked.is_set():
+            raise Interrupted(f"interrupted: part {number} of {upload.key} was not sent")
+        return upload.send(fd, number, offset, min(part_bytes, size_bytes - offset))
+
     with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="aenv-upload") as pool:
-        futures = {
-            pool.submit(upload.send, fd, number, offset, min(part_bytes, size_bytes - offset)): number
-            for number, offset in enumerate(offsets, 1)
-        }
+        futures = {pool.submit(send, number, offset): number for number, offset in enumerate(offsets, 1)}
         try:
             return {futures[future]: future.result() for future in as_completed(futures)}
         except BaseException:

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.s3.server import Server
 
-Kind = Literal["refuse", "lose", "cut", "stall", "lie", "damage", "early", "replace"]
+Kind = Literal["refuse", "lose", "cut", "stall", "lie", "damage", "early", "replace", "hang"]
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Fault:
     is closed without an answer. ``early``: closed before it is passed on. ``cut``: the answer's body ends after
     ``at`` bytes. ``stall``: answered after ``seconds``. ``lie``: the answer says that it has only ``at`` bytes.
     ``damage``: a byte of the request's body is changed on its way. ``replace``: answered with ``status`` and
-    ``body``, not passed on.
+    ``body``, not passed on. ``hang``: neither passed on nor answered, for as long as the proxy is there.
     """
 
     kind: Kind
@@ -63,6 +63,8 @@ class Faulty:
         self._faults: list[Fault] = []
         self._lock = threading.Lock()
         self._meanwhile: Callable[[], None] | None = None
+        self.hanging = threading.Event()
+        self.over = threading.Event()
 
     def after_next_fault(self, call: Callable[[], None]) -> None:
         """Run it when the next fault has happened, before anything is answered."""
@@ -120,6 +122,7 @@ def faulty(server: Server) -> Iterator[tuple[Faulty, Server]]:
     try:
         yield proxy, Server(f"http://127.0.0.1:{listener.server_port}", server.bucket, server.writers)
     finally:
+        proxy.over.set()
         listener.shutdown()
         thread.join()
         listener.server_close()
@@ -129,6 +132,11 @@ def _pass_on(handler: BaseHTTPRequestHandler, proxy: Faulty) -> None:
     fault = proxy.take(handler.command, handler.path)
     kind = fault.kind if fault else None
     body = handler.rfile.read(int(handler.headers.get("Content-Length", 0)))
+    if kind == "hang":
+        proxy.hanging.set()
+        proxy.over.wait()
+        handler.close_connection = True
+        return
     if kind == "early":
         proxy.happened()
         _close(handler)

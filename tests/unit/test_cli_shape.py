@@ -151,6 +151,23 @@ def test_usage_errors_have_one_exit_code() -> None:
         assert run(wrong) == 64, wrong
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("aenv_run.cli --help", "aenv [OPTIONS] COMMAND [ARGS]..."),
+        ("aenv_run.cli snapshot create --help", "aenv snapshot create [OPTIONS] ID"),
+        ("aenv_build.cli --help", "aenv-build build [OPTIONS] RECIPE"),
+        ("aenv_build.cli cache --help", "aenv-build cache [OPTIONS]"),
+        ("aenv_run.cli --version", "aenv, version "),
+        ("aenv_build.cli --version", "aenv-build, version "),
+    ],
+)
+def test_a_command_has_its_own_name_however_it_was_started(words: str, usage: str) -> None:
+    argv = [sys.executable, "-m", *words.split()]
+    done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[0].removeprefix("Usage: ").startswith(usage)
+
+
 SLOW_IMPORT = """
 import sys, time
 class Slow:
@@ -194,7 +211,7 @@ def test_an_interrupt_while_modules_are_imported_is_no_traceback(
 def test_signals_let_a_command_clean_up(number: signal.Signals) -> None:
     script = """
 import asyncio
-from aenv_run.cli.arguments import run_async
+from aenv_run.cli.signals import heeding_signals, run_async
 from aenv_run.errors import Interrupted
 async def work():
     try:
@@ -203,10 +220,11 @@ async def work():
     finally:
         await asyncio.sleep(0)
         print("clean", flush=True)
-try:
-    run_async(work())
-except (Interrupted, KeyboardInterrupt):
-    print("interrupted")
+with heeding_signals():
+    try:
+        run_async(work())
+    except Interrupted:
+        print("interrupted")
 """
     process = subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None and process.stdout.readline() == "working\n"
