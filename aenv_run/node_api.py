@@ -33,6 +33,7 @@ from aenv_run.node_wire import (
     ResumeRequest,
     SandboxInfo,
     SandboxList,
+    SandboxLogReply,
     ShutdownRequest,
     SnapshotReply,
     SnapshotRequest,
@@ -224,7 +225,12 @@ def _add_sandbox_routes(app: FastAPI, service: Service) -> None:
     @app.post("/sandboxes/{sandbox_id}/timeout")
     async def set_timeout(sandbox_id: str, body: TimeoutRequest) -> SandboxInfo:
         node = await service.node()
-        return await node.set_timeout(node.find(sandbox_id), body.timeout_s)
+        return await node.set_timeout(node.find(sandbox_id), body.timeout_s, only_later=body.only_later)
+
+    @app.get("/sandboxes/{sandbox_id}/log")
+    async def log_of(sandbox_id: str) -> SandboxLogReply:
+        node = await service.node()
+        return await node.log_of(node.find(sandbox_id))
 
     @app.post("/sandboxes/{sandbox_id}/network")
     async def set_network(sandbox_id: str, body: NetworkRequest) -> SandboxInfo:
@@ -252,7 +258,8 @@ def _add_operation_routes(app: FastAPI, service: Service) -> None:
     @app.post("/sandboxes/{sandbox_id}/pause")
     async def pause(sandbox_id: str, body: PauseRequest | None = None) -> SandboxInfo:
         node = await service.node()
-        return await node.pause(node.find(sandbox_id), hooks=body is None or body.hooks)
+        asked = body or PauseRequest()
+        return await node.pause(node.find(sandbox_id), hooks=asked.hooks, memory=asked.memory)
 
     @app.post("/sandboxes/{sandbox_id}/resume")
     async def resume(sandbox_id: str, body: ResumeRequest) -> SandboxInfo:

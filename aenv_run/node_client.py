@@ -31,6 +31,7 @@ from aenv_run.node_wire import (
     ResumeRequest,
     SandboxInfo,
     SandboxList,
+    SandboxLogReply,
     SnapshotReply,
     SnapshotRequest,
     TimeoutRequest,
@@ -174,6 +175,10 @@ class NodeClient:
     async def set_timeout(self, sandbox_id: str, request: TimeoutRequest) -> SandboxInfo:
         """Move the end of its time."""
         return await self._call("POST", _path(sandbox_id, "timeout"), request, SandboxInfo)
+
+    async def log_of(self, sandbox_id: str) -> SandboxLogReply:
+        """What happened to it, and its console; oldest first."""
+        return await self._call("GET", _path(sandbox_id, "log"), None, SandboxLogReply)
 
     async def set_network(self, sandbox_id: str, request: NetworkRequest) -> SandboxInfo:
         """Change what it may reach."""

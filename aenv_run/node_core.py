@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import AsyncGenerator, Awaitable, Coroutine, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,6 +39,7 @@ from aenv_run.node_wire import (
     PoolRequest,
     ResetRequest,
     SandboxInfo,
+    SandboxLogReply,
     SnapshotReply,
     known,
 )
@@ -55,6 +55,7 @@ from aenv_run.types import SandboxId, SnapshotId
 log = logging.getLogger(__name__)
 
 MIN_PREFIX = 3
+DEFAULT_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True)
@@ -200,9 +201,9 @@ class Node:
             )
         raise NotFound(f"there is no sandbox {prefix[:40]}", fix="`aenv ls -a` shows those that exist")
 
-    async def pause(self, sandbox: HostedSandbox, *, hooks: bool = True) -> SandboxInfo:
+    async def pause(self, sandbox: HostedSandbox, *, hooks: bool = True, memory: bool = True) -> SandboxInfo:
         """Pause; see ``HostedSandbox``."""
-        await sandbox.pause(before="pause" if hooks else None)
+        await sandbox.pause(before="pause" if hooks else None, memory=memory)
         self.changed.set()
         return self.info(sandbox)
 
@@ -210,7 +211,7 @@ class Node:
         self, sandbox: HostedSandbox, *, timeout_s: float, cold: bool, hooks: bool = True
     ) -> SandboxInfo:
         """Resume for ``timeout_s``."""
-        await sandbox.resume(expires_at_s=time.time() + timeout_s, cold=cold, hooks=hooks)
+        await sandbox.resume(timeout_s=timeout_s, cold=cold, hooks=hooks)
         self.changed.set()
         return self.info(sandbox)
 
@@ -222,7 +223,9 @@ class Node:
         A cancel, or ``aclose`` before the last one, removes all children, also those already given.
         """
         ids = [SandboxId.new() for _ in range(request.count)]
-        children, stopped_ms = await sandbox.split(ids, expires_at_s=time.time() + request.timeout_s)
+        timeout_s = request.timeout_s or sandbox.record.timeout_s or DEFAULT_TIMEOUT_S
+        children, stopped_ms = await sandbox.split(ids, timeout_s=timeout_s)
+        sandbox.log.add("forked", children=",".join(child.id for child in children))
         launches = [asyncio.create_task(self._launch_child(*numbered)) for numbered in enumerate(children)]
         try:
             yield ForkStart(stopped_ms=round(stopped_ms, 1))
@@ -254,20 +257,32 @@ class Node:
             snapshot_id=snapshot.id, name=request.name, version=version, stopped_ms=round(stopped_ms, 1)
         )
 
-    async def set_timeout(self, sandbox: HostedSandbox, timeout_s: float) -> SandboxInfo:
+    async def set_timeout(
+        self, sandbox: HostedSandbox, timeout_s: float, *, only_later: bool = False
+    ) -> SandboxInfo:
         """Its time ends ``timeout_s`` from now."""
-        await sandbox.set_expiry(time.time() + timeout_s)
+        await sandbox.set_timeout(timeout_s, only_later=only_later)
         self._reaper.forget(sandbox.id)
         self.changed.set()
         return self.info(sandbox)
 
     async def set_network(self, sandbox: HostedSandbox, request: NetworkRequest) -> SandboxInfo:
         """Change what it may reach, also of what is connected now."""
-        changes = request.model_dump(exclude_none=True)
-        policy = NetworkPolicy(**{**sandbox.record.policy.model_dump(), **changes})
-        self._tools.network.require(policy, self._tools.named(sandbox.record.driver))
+        driver = self._tools.named(sandbox.record.driver)
+        if request.replace:
+            asked = request.allow or (), request.deny or ()
+            policy = self._tools.network.policy(driver, request.internet, *asked)
+        else:
+            changes = request.model_dump(exclude_none=True, exclude={"replace"})
+            policy = NetworkPolicy(**{**sandbox.record.policy.model_dump(), **changes})
+        self._tools.network.require(policy, driver)
         await sandbox.set_policy(policy)
         return self.info(sandbox)
+
+    async def log_of(self, sandbox: HostedSandbox) -> SandboxLogReply:
+        """What happened to it, and what its guest's console shows while it has a machine."""
+        console = await sandbox.console()
+        return SandboxLogReply(entries=tuple(await in_thread(sandbox.log.read, console)))
 
     async def kill(self, sandbox: HostedSandbox) -> None:
         """Kill and forget. Idempotent."""

@@ -107,7 +107,7 @@ class Reaper:
         log.info("pausing %s: its time is over", sandbox.id)
         try:
             async with asyncio.timeout(self._limits.pause_s):
-                await sandbox.pause(limit_s=self._limits.prepare_s)
+                await sandbox.pause(limit_s=self._limits.prepare_s, memory=sandbox.record.terms.pause_memory)
             self._attempts.pop(sandbox.id, None)
         except NotFound:
             return  # killed meanwhile

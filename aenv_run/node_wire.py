@@ -15,6 +15,7 @@ from aenv_run.hooks import Hook
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
 from aenv_run.network.forward import PublishedPort
+from aenv_run.sandbox_log import LogEntry
 from aenv_run.sandbox_record import Address, Record, Terms
 from aenv_run.signatures import MAX_KEYS
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
@@ -205,9 +206,19 @@ class SandboxList(Model):
 
 
 class PauseRequest(Model):
-    """Pause; without ``hooks`` the sandbox's on_pause does not run this time."""
+    """Pause; without ``hooks`` the sandbox's on_pause does not run this time.
+
+    Without ``memory`` only its disk is kept, flushed while nothing of the guest runs; its resume is a cold boot.
+    """
 
     hooks: bool = True
+    memory: bool = True
+
+
+class SandboxLogReply(Model):
+    """What happened to a sandbox, oldest first."""
+
+    entries: tuple[LogEntry, ...]
 
 
 class ResumeRequest(Model):
@@ -216,30 +227,32 @@ class ResumeRequest(Model):
     Without ``hooks`` those of the sandbox do not run this time.
     """
 
-    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    timeout_s: float = Field(300, ge=0, le=MAX_TIMEOUT_S)
     cold: bool = False
     hooks: bool = True
 
 
 class TimeoutRequest(Model):
-    """Let it live this long from now on; may shorten."""
+    """Let it live this long from now on: it may shorten its time, unless ``only_later``. 0: its time is over."""
 
-    timeout_s: float = Field(gt=0, le=MAX_TIMEOUT_S)
+    timeout_s: float = Field(ge=0, le=MAX_TIMEOUT_S)
+    only_later: bool = False
 
 
 class NetworkRequest(Model):
-    """Change what a sandbox may reach; None leaves a part as it is."""
+    """Change what a sandbox may reach; None leaves a part as it is, or with ``replace`` makes it the default."""
 
     internet: bool | None = None
     allow: tuple[str, ...] | None = None
     deny: tuple[str, ...] | None = None
+    replace: bool = False
 
 
 class ForkRequest(Model):
-    """Fork into ``count`` children."""
+    """Fork into ``count`` children; ``timeout_s`` None: what was asked for the parent last."""
 
     count: int = Field(1, ge=1, le=MAX_FORK)
-    timeout_s: float = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    timeout_s: float | None = Field(300, gt=0, le=MAX_TIMEOUT_S)
 
 
 class ForkStart(Model):

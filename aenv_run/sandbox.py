@@ -20,10 +20,12 @@ from aenv_run.network import NetworkPolicy, SlotId
 from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_files import adopt, child_record, commit, known_blobs
 from aenv_run.sandbox_hooks import Before, Start
+from aenv_run.sandbox_log import SandboxLog
 from aenv_run.sandbox_machine import SandboxMachine
 from aenv_run.sandbox_merge import LayerMerge
 from aenv_run.sandbox_record import Address, Record, SandboxDirectory
 from aenv_run.sandbox_tools import Chosen, Tools
+from aenv_run.sandbox_turns import Turns
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
 from aenv_run.types import SandboxId
@@ -32,8 +34,6 @@ log = logging.getLogger(__name__)
 
 #: One whose time is over is kept at least this long, so that whoever asks is told why.
 KEEP_ENDED_S = 300.0
-#: How long the end of its time waits for an operation that runs, before it interrupts it.
-PATIENCE_S = 60.0
 
 
 class HostedSandbox:
@@ -42,8 +42,9 @@ class HostedSandbox:
     def __init__(self, directory: SandboxDirectory, record: Record, tools: Tools) -> None:
         self.directory = directory
         self.record = record
+        self.log = SandboxLog(directory.root)
         self._tools = tools
-        self._lock = asyncio.Lock()  # one operation at a time
+        self._turns = Turns(self.settled)  # one operation at a time
         self._record_lock = asyncio.Lock()  # one change of the record at a time
         self._doing: State | None = None
         self._held = SandboxMachine(directory, tools)
@@ -51,9 +52,6 @@ class HostedSandbox:
         self._watcher: asyncio.Task[None] | None = None
         self._chosen: Chosen | None = None  # of one that was warmed up
         self._ending: asyncio.Task[None] | None = None  # of a machine that was paused
-        self._operations: set[asyncio.Task[object]] = set()
-        self._interrupt: AenvError | None = None  # what the operations that are being cancelled are told
-        self._killed = False
         self._settled = asyncio.Event()
         self._settled.set()
 
@@ -72,7 +70,7 @@ class HostedSandbox:
     async def launch(self, *, cold: bool = False, hooks: bool = True) -> None:
         """From STARTING to RUNNING. On failure nothing of it is left; the caller forgets it."""
         try:
-            async with self._tracked():
+            async with self._turns.tracked():
                 start: Start = "launch" if self.record.parent is None else "fork"
                 chosen = await self._held.bring_up(self.record, start if hooks else None, cold=cold)
                 restored = self.record.memory is not None and not cold
@@ -84,7 +82,7 @@ class HostedSandbox:
     async def warm(self) -> None:
         """A machine that stands still, for a pool: STARTING all the while. On failure nothing of it is left."""
         try:
-            async with self._tracked():
+            async with self._turns.tracked():
                 self._chosen = await self._held.warm_up(self.record)
         except BaseException:
             await to_the_end(self.discard())
@@ -92,7 +90,7 @@ class HostedSandbox:
 
     async def boot_image(self) -> Capture:
         """A capture with memory of a machine that has just booted; after it the sandbox can only be discarded."""
-        async with self._tracked():
+        async with self._turns.tracked():
             return await self._held.boot_image(self.record)
 
     async def claim(self, record: Record) -> None:
@@ -100,7 +98,7 @@ class HostedSandbox:
         own = ("id", "disk", "memory", "serial", "driver", "mode")
         changes = {name: getattr(record, name) for name in Record.model_fields if name not in own}
         try:
-            async with self._tracked():
+            async with self._turns.tracked():
                 assert self._chosen is not None
                 self.record = self.record.model_copy(update=changes)
                 await self._held.wake(self.record)
@@ -111,7 +109,7 @@ class HostedSandbox:
 
     async def publish(self, ports: tuple[PublishedPort, ...]) -> None:
         """Bring ports of a running sandbox to unix sockets, from now on and after every resume."""
-        async with self._tracked(), self._lock:
+        async with self._turns.tracked(), self._turns.lock:
             machine, _ = self._held.live(self.record)
             await self._held.network.publish(ports, machine.endpoint.host)
             await self._update(publish=ports)
@@ -121,17 +119,23 @@ class HostedSandbox:
         if self._held.machine is not None:
             await self._held.machine.wait()
 
-    async def pause(self, *, limit_s: float | None = None, before: Before | None = "pause") -> None:
-        """Memory and disk go to files; the machine stands still and ends, which nobody but ``freed`` waits for.
+    async def pause(
+        self, *, limit_s: float | None = None, before: Before | None = "pause", memory: bool = True
+    ) -> None:
+        """Memory and disk go to files (without ``memory`` the disk alone, which a resume boots).
+
+        The machine stands still and ends, which nobody but ``freed`` waits for.
 
         ``limit_s``: how long its guest may take to prepare. ``before`` None: its hooks do not run.
         """
         async with self._operation(Operation.PAUSE):
-            capture = await self._held.capture(self.record, keep_running=False, limit_s=limit_s, before=before)
+            capture = await self._held.capture(
+                self.record, keep_running=False, memory=memory, limit_s=limit_s, before=before
+            )
             try:
                 record = await in_thread(adopt, self.directory, self.record, capture, self.directory)
                 files = {"disk": record.disk, "memory": record.memory, "serial": record.serial}
-                gone = {"address": None, "slot": None, "expires_at_s": None, **self._stop_clock()}
+                gone = {"address": None, "slot": None, "expires_at_s": None, **self.record.clock_stopped()}
                 await self._update({**files, **gone}, state=State.PAUSED, answers=self._held.network.answers())
             except BaseException:
                 await to_the_end(self._held.undo(self.record, capture, limit_s))
@@ -163,29 +167,29 @@ class HostedSandbox:
         await self._update(memory=merged.memory, serial=merged.serial)
         await asyncio.to_thread(self.directory.tidy, self.record)
 
-    async def resume(self, *, expires_at_s: float | None, cold: bool = False, hooks: bool = True) -> None:
+    async def resume(self, *, timeout_s: float, cold: bool = False, hooks: bool = True) -> None:
         """Back from its files, on a new machine."""
         async with self._operation(Operation.RESUME):
+            cold = cold or self.record.memory is None
             await self._merge.stop()
             try:
                 chosen = await self._held.bring_up(self.record, "resume" if hooks else None, cold=cold)
                 origin = "booted" if cold else "restored"
                 kept = None if cold else self.record.hooks  # what they were for is gone
-                await self._settle_running(chosen, origin=origin, expires_at_s=expires_at_s, hooks=kept)
+                end: dict[str, object] = {"expires_at_s": time.time() + timeout_s, "timeout_s": timeout_s}
+                await self._settle_running(chosen, origin=origin, hooks=kept, **end)
             except BaseException:
                 await to_the_end(self._release())
                 raise
 
-    async def split(
-        self, ids: list[SandboxId], *, expires_at_s: float | None
-    ) -> tuple[list[HostedSandbox], float]:
+    async def split(self, ids: list[SandboxId], *, timeout_s: float) -> tuple[list[HostedSandbox], float]:
         """Fork: a directory that is ready to launch for each id, and how long (ms) this one stood still."""
         async with self._operation(Operation.FORK):
             capture = await self._held.capture(self.record, keep_running=True)
             children: list[HostedSandbox] = []
             try:
                 for child in ids:
-                    children.append(await self._child(child, capture, expires_at_s))
+                    children.append(await self._child(child, capture, timeout_s))
                 return children, capture.stopped_ms
             except BaseException:
                 await to_the_end(_discard_all(children))
@@ -208,21 +212,23 @@ class HostedSandbox:
             await self._update(known_blobs(self.record, snapshot, capture), base_id=snapshot.id)
             return snapshot, capture.stopped_ms
 
-    async def set_expiry(self, expires_at_s: float | None) -> None:
-        """Move the end of its time; paused sandboxes have none."""
+    async def set_timeout(self, timeout_s: float, *, only_later: bool = False) -> None:
+        """Its time ends ``timeout_s`` from now, or as before if that is later; paused ones have no end."""
         await self.settled()
         async with self._record_lock:
             if self.record.state is not State.RUNNING:
                 raise self._refusal("set the timeout of")
-            await self._write({"expires_at_s": expires_at_s})
+            expires_at_s, present_s = time.time() + timeout_s, self.record.expires_at_s
+            if not only_later or present_s is None or expires_at_s > present_s:
+                await self._write({"expires_at_s": expires_at_s, "timeout_s": timeout_s})
 
     async def set_policy(self, policy: NetworkPolicy) -> None:
         """Change what it may reach, at once; a paused one has it from its resume on."""
-        async with self._tracked():
+        async with self._turns.tracked():
             await self.settled()
-            async with self._lock, self._record_lock:
+            async with self._turns.lock, self._record_lock:
                 await self.freed()
-                if self._killed:
+                if self._turns.killed:
                     raise NotFound(f"{self._subject()} was killed")
                 if self.record.state is State.DEAD:
                     raise self._refusal("change the network of")
@@ -242,18 +248,22 @@ class HostedSandbox:
     async def end(self, reason: str, ended_by: str = "") -> None:
         """The machine ends, and whoever asks is told why. Nothing happens to one that has none."""
         told = refusal("use", State.DEAD, subject=self._subject(), reason=reason, ended_by=ended_by)
-        async with self._tracked():
-            await self._take_lock(told)
+        async with self._turns.tracked():
+            await self._turns.take(told)
             try:
-                if not self._killed and self.record.state is State.RUNNING:
+                if not self._turns.killed and self.record.state is State.RUNNING:
                     await self._die(reason, ended_by=ended_by)
             finally:
-                self._lock.release()
+                self._turns.lock.release()
+
+    async def console(self) -> str:
+        """What its guest's console shows, at most 64 KiB; empty while it has no machine."""
+        return await machine.console() if (machine := self._held.machine) is not None else ""
 
     async def discard(self) -> None:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
-        self._killed = self._held.abandoned = True
-        await self._cancel_operations(NotFound(f"{self._subject()} was killed"))
+        self._turns.killed = self._held.abandoned = True
+        await self._turns.cancel(NotFound(f"{self._subject()} was killed"))
         await self.freed()
         await self._merge.stop()
         await self._end_machine()
@@ -282,10 +292,10 @@ class HostedSandbox:
         ``slots`` are the network slots that were taken over too; None: nobody looked.
         """
         try:
-            async with self._tracked():
+            async with self._turns.tracked():
                 return await self._take_over(slots)
         except Exception as error:
-            if self._killed:
+            if self._turns.killed:
                 raise
             log.exception("sandbox %s could not be taken over", self.id)
             await self._die(f"it could not be taken over: {error}")
@@ -327,57 +337,13 @@ class HostedSandbox:
         record = self.record
         return refusal(what, record.state, subject=self._subject(), reason=record.reason, ended_by=record.ended_by)
 
-    def _start_clock(self) -> dict[str, object]:
-        left = self.record.seconds_left
-        return {} if left is None else {"time_over_at_s": time.time() + left}
-
-    def _stop_clock(self) -> dict[str, object]:
-        end_s = self.record.time_over_at_s
-        return {} if end_s is None else {"seconds_left": max(0.0, end_s - time.time()), "time_over_at_s": None}
-
-    async def _cancel_operations(self, error: AenvError) -> None:
-        """Cancel what runs and wait until it has ended; its callers get ``error``."""
-        self._interrupt = error
-        pending = [task for task in self._operations if task is not asyncio.current_task()]
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending)
-        if not self._killed:
-            self._interrupt = None
-
-    async def _take_lock(self, error: AenvError) -> None:
-        """Take the lock; an operation that runs too long is interrupted and its callers get ``error``."""
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                await self.settled()
-                await self._lock.acquire()
-        except TimeoutError:
-            await self._cancel_operations(error)
-            await self._lock.acquire()
-
-    @asynccontextmanager
-    async def _tracked(self) -> AsyncIterator[None]:
-        """Make the running task one that can be interrupted: its caller sees the reason, not a cancel."""
-        task = asyncio.current_task()
-        assert task is not None
-        self._operations.add(task)
-        try:
-            yield
-        except asyncio.CancelledError:
-            if self._interrupt is not None and task.uncancel() == 0:
-                raise self._interrupt from None
-            raise
-        finally:
-            self._operations.discard(task)
-
     @asynccontextmanager
     async def _operation(self, operation: Operation) -> AsyncIterator[Transition]:
-        async with self._tracked():
+        async with self._turns.tracked():
             await self.settled()
-            async with self._lock:
+            async with self._turns.lock:
                 await self.freed()
-                if self._killed:
+                if self._turns.killed:
                     raise NotFound(f"{self._subject()} was killed")
                 row = transition(
                     operation,
@@ -406,7 +372,8 @@ class HostedSandbox:
             with suppress(AenvError, OSError):
                 await in_thread(self.directory.keep, self.record)
             raise
-        self.record = record
+        before, self.record = self.record, record
+        self.log.changed(before, record)
 
     async def _settle_running(self, chosen: Chosen, *, origin: str, **more: object) -> None:
         """It runs: so it is written down, with ``more`` of the record."""
@@ -421,14 +388,14 @@ class HostedSandbox:
             "slot": self._held.network.slot_id,
             "origin": origin,
             "reason": "",
-            **self._start_clock(),
+            **self.record.clock_started(),
         }
         await self._update(update, **more)
         self._watch(machine)
 
-    async def _child(self, child: SandboxId, capture: Capture, expires_at_s: float | None) -> HostedSandbox:
+    async def _child(self, child: SandboxId, capture: Capture, timeout_s: float) -> HostedSandbox:
         directory = SandboxDirectory(self.directory.root.parent / child)
-        record = child_record(self.record, child, expires_at_s)
+        record = child_record(self.record, child, timeout_s)
         record = record.model_copy(update={"answers": self._held.network.answers()})
 
         def prepare() -> Record:
@@ -451,8 +418,8 @@ class HostedSandbox:
     async def _bury(self, machine: Machine) -> None:
         ended = await machine.wait()
         with suppress(NotFound):  # killed meanwhile
-            async with self._tracked(), self._lock:
-                if self._held.machine is not machine or self._killed:
+            async with self._turns.tracked(), self._turns.lock:
+                if self._held.machine is not machine or self._turns.killed:
                     return
                 self._watcher = None  # this task, which nobody must wait for in what follows
                 last = [line for line in ended.console.splitlines() if line.strip()][-1:]

@@ -148,15 +148,17 @@ def link_image(
     return (*disk, *(Layer(file=name) for name in names)), MemoryFiles(files=files, facts=image.facts), serial
 
 
-def child_record(parent: Record, child: SandboxId, expires_at_s: float | None) -> Record:
+def child_record(parent: Record, child: SandboxId, timeout_s: float) -> Record:
     """The record of a fork's child: its parent's, with an identity of its own and no files yet."""
+    now_s = time.time()
     return parent.model_copy(
         update={
             "id": child,
             "parent": parent.id,
             "state": State.STARTING,
-            "created_at_s": time.time(),
-            "expires_at_s": expires_at_s,
+            "created_at_s": now_s,
+            "expires_at_s": now_s + timeout_s,
+            "timeout_s": timeout_s,
             "terms": parent.terms.model_copy(update={"request": ""}),
             "access_token": secrets.token_urlsafe(32),
             "machine_id": uuid.uuid4().hex,

@@ -162,7 +162,9 @@ class SandboxMachine:
         limit_s: float | None = None,
         before: Before | None = None,
     ) -> Capture:
-        """Detach (at most ``limit_s``), capture; unless it stays stopped, give the guest its identity back.
+        """Detach (at most ``limit_s``), capture, with ``memory`` or the disk alone.
+
+        Unless it stays stopped, give the guest its identity back.
 
         ``before``: what its own hooks are run for first; None: none are.
         """
@@ -170,7 +172,7 @@ class SandboxMachine:
         if before is not None:
             await run_before(record, guest, before, limit_s)
         await in_thread(self._directory.tidy, record)  # what a failed operation could not remove
-        if not memory:
+        if not memory and keep_running:
             await guest.sync()
             return await machine.capture(self._directory.capturing, memory=False)
         try:
@@ -179,9 +181,10 @@ class SandboxMachine:
                     await guest.detach()
             except TimeoutError as error:
                 raise SandboxDead(f"the daemon of sandbox {record.id} does not answer") from error
-            capture = await machine.capture(self._directory.capturing, memory=True, keep_running=keep_running)
+            capture = await machine.capture(self._directory.capturing, memory=memory, keep_running=keep_running)
             below = self._directory.memory_paths(record)
-            capture = await within_depth(self._tools.named(record.driver), capture, below)
+            if memory:
+                capture = await within_depth(self._tools.named(record.driver), capture, below)
         except BaseException:
             await to_the_end(self.run_on(record, limit_s))
             raise

@@ -149,6 +149,15 @@ class Record(Model):
         """Whether it has used up its ``max_seconds``."""
         return self.state is State.RUNNING and self.time_over_at_s is not None and self.time_over_at_s <= now_s
 
+    def clock_started(self) -> dict[str, object]:
+        """What changes when it gets a machine: what is left of its wall clock runs."""
+        return {} if self.seconds_left is None else {"time_over_at_s": time.time() + self.seconds_left}
+
+    def clock_stopped(self) -> dict[str, object]:
+        """What changes when it has no machine any more."""
+        end_s = self.time_over_at_s
+        return {} if end_s is None else {"seconds_left": max(0.0, end_s - time.time()), "time_over_at_s": None}
+
     def files(self) -> set[str]:
         """Every file name that the record needs."""
         return {layer.file for layer in self.disk if layer.file} | set(

@@ -14,7 +14,7 @@ from aenv_run.api.errors import add_handlers
 from aenv_run.api.gate import BoundBodies, RequireKey
 from aenv_run.api.openapi import describe
 from aenv_run.api.requests import Observe
-from aenv_run.api.sandboxes import create, one
+from aenv_run.api.sandboxes import create, fork, life, network, one
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
@@ -25,6 +25,9 @@ ROUTERS: tuple[APIRouter, ...] = (
     create.router,
     listing.router,
     one.router,
+    life.router,
+    fork.router,
+    network.router,
 )
 #: Open for as long as the server serves, in this order; closed in the other.
 LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = ()

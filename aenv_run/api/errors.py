@@ -87,9 +87,14 @@ def reply(
     return JSONResponse(body, status_code=status, headers=dict(headers or {}))
 
 
+def status_of(error: AenvError) -> int:
+    """The HTTP status of one of our errors."""
+    return error.http_status if error.http_status != Interrupted.http_status else 500
+
+
 def reply_for(error: AenvError) -> Response:
     """The answer for one of our errors."""
-    status = error.http_status if error.http_status != Interrupted.http_status else 500
+    status = status_of(error)
     message = f"{error.message} ({error.fix})" if error.fix else error.message
     headers = {"Retry-After": str(RETRY_AFTER_S)} if status in (429, 503) else {}
     word = next((word for cls, word in ERROR_CODES.items() if isinstance(error, cls)), error.code)

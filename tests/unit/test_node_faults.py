@@ -18,6 +18,7 @@ from aenv_run.lifecycle import State
 from aenv_run.node_core import Node
 from aenv_run.node_wire import ForkRequest, SnapshotRequest
 from aenv_run.sandbox import HostedSandbox
+from aenv_run.sandbox_log import LOG_NAME
 from aenv_run.sandbox_record import RECORD_NAME
 from tests.small_file_system import small_file_system
 from tests.unit.node_site import Site, launch, make_site
@@ -59,10 +60,10 @@ async def snapshot(node: Node, sandbox: HostedSandbox) -> None:
 
 
 def contents(sandbox: HostedSandbox) -> dict[str, bytes]:
-    """Every file of the sandbox but those of its machine, which seals a layer at every capture."""
+    """Every file of the sandbox but its log, and those of its machine, which seals a layer at every capture."""
     root = sandbox.directory.root
     files = [path for path in root.rglob("*") if path.is_file() and "machine" not in path.relative_to(root).parts]
-    return {str(path.relative_to(root)): path.read_bytes() for path in files}
+    return {str(path.relative_to(root)): path.read_bytes() for path in files if path.name != LOG_NAME}
 
 
 def assert_as_before(site: Site, sandbox: HostedSandbox, before: dict[str, bytes]) -> None:

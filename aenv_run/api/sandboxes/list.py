@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 from urllib.parse import parse_qsl, unquote
 
@@ -12,6 +12,7 @@ from aenv_run.api.errors import documented
 from aenv_run.api.paging import MAX_PAGE, NEXT_TOKEN, page
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.server import Serving
+from aenv_run.api.wire.model import at
 from aenv_run.api.wire.sandboxes import SHOWN, ListedSandbox
 from aenv_run.errors import InvalidInput, NotFound
 from aenv_run.node_wire import SandboxInfo
@@ -70,7 +71,8 @@ async def list_all(
     wanted, states = metadata_filter(metadata), states_filter(state)
     infos = [i for i in await serving.node.list() if SHOWN.get(i.state) in states and _has(i, wanted)]
     if started_after is not None:
-        infos = [i for i in infos if i.created_at_s > started_after.timestamp()]
+        after = started_after if started_after.tzinfo else started_after.replace(tzinfo=UTC)
+        infos = [i for i in infos if at(i.created_at_s) > after]
     if template is not None:
         infos = [i for i in infos if _is_of(i, template)]
     rows, following = page(infos, _place, token=next_token, limit=limit, oldest_first=order == "asc")
