@@ -9,6 +9,7 @@ from pathlib import Path
 
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
 from aenv_run.errors import InvalidInput, Unsupported
+from aenv_run.garbage.unheld import UNHELD_VARIABLE
 from aenv_run.paths import Home
 from aenv_run.printable import printable
 from aenv_run.repository import Repository
@@ -62,10 +63,12 @@ def same_repository(one: str, other: str) -> bool:
 def open_repository(url: str | None, home: Home) -> Repository:
     """The repository at ``repository_name(url, home)``. Nothing is asked of it yet.
 
-    Whose signature it takes to launch or to build on a snapshot of it says $AENV_REQUIRE_SIGNATURE.
+    Whose signature it takes to launch or to build on a snapshot of it says $AENV_REQUIRE_SIGNATURE, and whether
+    what it cannot hold there is used all the same $AENV_ALLOW_UNHELD=on.
     """
     repository = Repository(_store(repository_name(url, home), home))
     repository.trust = required()
+    repository.allow_unheld = _switch(UNHELD_VARIABLE, "off")
     return repository
 
 

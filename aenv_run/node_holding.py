@@ -6,7 +6,6 @@ The lease outlives the node and never runs out by itself: a paused sandbox needs
 from __future__ import annotations
 
 import asyncio
-import errno
 import logging
 import time
 from collections import Counter
@@ -14,9 +13,10 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
 from aenv_run import durable
-from aenv_run.errors import AenvError, Unauthenticated, Unsupported, from_os
+from aenv_run.errors import AenvError, from_os
 from aenv_run.garbage.holder import LOOK_S, Holder
 from aenv_run.garbage.leases import new_id
+from aenv_run.garbage.unheld import is_for_good, refusal
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.threads import in_thread
@@ -65,7 +65,7 @@ class NodeHolding:
         """Around a launch from that snapshot: it is held from before it is read until ``uses`` names it.
 
         Fails where the lease cannot be written now: a sandbox that nothing holds may lose its disk to a collector.
-        Of a repository that this node may only read it is launched all the same: it would never be otherwise.
+        Where it can never be written, $AENV_ALLOW_UNHELD=on lets it be launched all the same.
         """
         self._starting[id] += 1
         try:
@@ -73,7 +73,8 @@ class NodeHolding:
                 # With all that is used already: the lease that an earlier node left may be damaged.
                 wanted = {id: ("a sandbox that starts",), **self._uses()}
                 await self._try(lambda: self._open().hold(wanted))
-                if self.trouble is not None and not _only_reads(self.trouble):
+                unheld = self._repository.allow_unheld and self.trouble is not None and is_for_good(self.trouble)
+                if self.trouble is not None and not unheld:
                     raise self.trouble
             yield
         finally:
@@ -152,15 +153,5 @@ class NodeHolding:
         except (AenvError, OSError) as error:
             log.warning("what the sandboxes use is not held against garbage collection elsewhere: %s", error)
             why = error if isinstance(error, AenvError) else from_os(error)
-            self.trouble = type(why)(
-                f"its snapshot is not held against `aenv gc` elsewhere: {why.message}", fix=why.fix
-            )
-            self.trouble.__cause__ = error.__cause__ or error
-
-
-def _only_reads(error: AenvError) -> bool:
-    """Whether this node may not write, and no wait changes that."""
-    if isinstance(error, Unauthenticated | Unsupported):
-        return True
-    cause = error.__cause__
-    return isinstance(cause, OSError) and cause.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+            self.trouble = refusal(why, "its snapshot")
+            self.trouble.__cause__ = why

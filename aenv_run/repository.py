@@ -7,13 +7,12 @@ was checked: manifests against their id, blobs against their digest, records aga
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import TypeVar
 
 from pydantic import Field, ValidationError
 
@@ -22,7 +21,7 @@ from aenv_run.capture import Capture
 from aenv_run.chunk_table import ChunkTable, table_bytes
 from aenv_run.describe import Described, describe, require_unchanged
 from aenv_run.digest import canonical_json
-from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotFound
 from aenv_run.garbage.lock import CollectorLock
 from aenv_run.garbage.state import Gate, Watch
 from aenv_run.hooks import Hooks
@@ -30,6 +29,7 @@ from aenv_run.signatures import Trust
 from aenv_run.snapshot import MAX_MANIFEST_BYTES, Blob, MemoryPart, Provenance, Snapshot
 from aenv_run.store import Store, StoreKey
 from aenv_run.store.identity import FileIdentity
+from aenv_run.stored_json import canonical, first_error, parse_record
 from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
 
 #: Refs and records are small; a store that offers more is lying.
@@ -43,7 +43,6 @@ MAX_REMEMBERED = 10_000
 RACE_TRIES = 20
 
 M = TypeVar("M", bound=Model)
-T = TypeVar("T")
 
 
 class Draft(Model):
@@ -73,6 +72,8 @@ class Repository:
         self.blobs = Blobs(store)
         #: One of these keys must have signed what is launched or built on; None: nobody need.
         self.trust: Trust | None = None
+        #: Whether launches and builds go on where their lease can never be written.
+        self.allow_unheld = False
         self.own: set[SnapshotId] = set()  # what this process committed
         self._digested: dict[Digest, FileIdentity] = {}
 
@@ -179,25 +180,6 @@ class Repository:
         """Keep the manifest of a snapshot that was collected elsewhere: one that grew from it comes next."""
         self.store.put_new(collected_key(snapshot.id), canonical_json(snapshot))
 
-    def refer(self, id: SnapshotId, write: Callable[[], T], undo: Callable[[T], object]) -> T:
-        """Write what refers to a snapshot, which then is there; ``Conflict`` when it was just collected.
-
-        Then ``undo`` was called with what ``write`` had returned.
-        """
-        watch = self.gate.watch()
-        snapshot = self.snapshot(id)
-        done = write()
-        while not watch.quiet():
-            watch.wait()
-            try:
-                self.require_whole(snapshot)
-            except (NotFound, CorruptData):
-                undo(done)
-                raise Conflict(
-                    f"snapshot {id} was collected as garbage before it could be referred to", fix="make it again"
-                ) from None
-        return done
-
     def require_whole(self, snapshot: Snapshot) -> None:
         """``NotFound`` or ``CorruptData`` unless its manifest and its blobs are there. Reads no blob."""
         self.snapshot(snapshot.id)
@@ -230,7 +212,7 @@ class Repository:
 
     def record(self, kind: str, key: StageKey, value: M) -> M:
         """Keep ``value`` under ``key`` unless there is one already; returns the one that is kept."""
-        data = _canonical(value, f"the {kind} record of {key}")
+        data = canonical(value, f"the {kind} record of {key}")
         if len(data) > MAX_RECORD_BYTES:
             raise InvalidInput(f"the {kind} record of {key} has {len(data)} bytes, more than {MAX_RECORD_BYTES}")
         if self.store.put_new(record_key(kind, key), data):
@@ -398,52 +380,10 @@ def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) ->
     try:
         snapshot = Snapshot(disk=disk, memory=memory, **fields)
     except ValidationError as error:
-        raise InvalidInput(f"these parts make no snapshot: {_first(error)}") from None
-    if len(_canonical(snapshot, "the manifest")) > MAX_MANIFEST_BYTES:
+        raise InvalidInput(f"these parts make no snapshot: {first_error(error)}") from None
+    if len(canonical(snapshot, "the manifest")) > MAX_MANIFEST_BYTES:
         raise InvalidInput(
             f"the manifest would be larger than {MAX_MANIFEST_BYTES} bytes",
             fix="shorten its labels and its environment",
         )
     return snapshot
-
-
-def _canonical(value: Model, what: str) -> bytes:
-    try:
-        return canonical_json(value)
-    except UnicodeEncodeError:  # a lone surrogate, such as Python makes of a file name that is no UTF-8
-        raise InvalidInput(f"{what} would have text that is no Unicode") from None
-
-
-def parse_record(model: type[M], data: bytes, what: str) -> M:
-    """A small JSON object. ``CorruptData`` for one that is none, ``Unsupported`` for one of a newer format."""
-    try:
-        return model.model_validate_json(data)
-    except ValidationError as error:
-        _refuse_newer(model, data, what)
-        raise CorruptData(
-            f"{what} is damaged: {_first(error)}", fix="restore the file from a copy, or remove it"
-        ) from None
-    except InvalidInput as error:
-        raise CorruptData(f"{what} is damaged: {error.message}", fix="restore the file from a copy") from None
-
-
-def _refuse_newer(model: type[Model], data: bytes, what: str) -> None:
-    """``Unsupported`` when the object only is of another format than this aenv knows."""
-    field = model.model_fields.get("format")
-    known = get_args(field.annotation) if field is not None else ()
-    try:
-        value = json.loads(data)
-    except (ValueError, RecursionError):
-        return
-    format = value.get("format") if isinstance(value, dict) else None
-    if known and isinstance(format, str) and format.startswith("aenv.") and format not in known:
-        raise Unsupported(
-            f"{what} has the format {format[:80]!r}; this aenv knows {', '.join(map(repr, known))}",
-            fix="use the version of aenv that wrote it, or a newer one",
-        )
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else str(first["msg"])

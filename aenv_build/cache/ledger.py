@@ -20,6 +20,7 @@ from aenv_build.planning.keys import Inputs
 from aenv_build.planning.plan import Plan
 from aenv_run.digest import digest_bytes
 from aenv_run.errors import AenvError, CorruptData, NotFound
+from aenv_run.garbage.refer import refer
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.signatures import is_trusted
@@ -87,8 +88,8 @@ class Ledger:
             if kept.snapshot_id == value.snapshot_id:
                 self._repository.forget(kind, key)
 
-        return self._repository.refer(
-            value.snapshot_id, lambda: self._repository.record(kind, key, value), undo=undo
+        return refer(
+            self._repository, value.snapshot_id, lambda: self._repository.record(kind, key, value), undo=undo
         )
 
     def keep(self, kind: str, key: StageKey, snapshot: Snapshot, *, replace: bool = False) -> Snapshot:

@@ -39,6 +39,7 @@ from aenv_run.cache import BlobCache
 from aenv_run.cli.arguments import require_signature_option
 from aenv_run.cli.signals import run_async
 from aenv_run.config import cache_limit_bytes, loads_on_demand, open_repository, repository_name
+from aenv_run.garbage.unheld import refusal
 from aenv_run.paths import Home
 from aenv_run.printable import printable
 from aenv_run.repository import Repository
@@ -182,6 +183,8 @@ async def _build(options: Options, telling: Telling) -> None:
         print_plans(plans, known, options.home, explain=options.explain, as_json=options.as_json)
         return
     async with holding(repository, options.home) as holder:
+        if holder.unheld is not None:
+            click.echo(f"warning: {printable(refusal(holder.unheld, 'what this build uses').message)}", err=True)
         workshop = Workshop(
             home=options.home,
             repository=repository,

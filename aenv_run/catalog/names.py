@@ -14,6 +14,7 @@ from aenv_run.catalog.reference import Reference, require_publishable
 from aenv_run.catalog.tags import Tags
 from aenv_run.catalog.versions import Versions
 from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsupported
+from aenv_run.garbage.refer import refer
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Model, Name, SnapshotId, Tag
@@ -82,7 +83,8 @@ class Catalog:
         """
         require_publishable(name)
         record = VersionRecord(snapshot_id=snapshot_id, created_at=now(), by=self.by, built=built)
-        version = self.repository.refer(
+        version = refer(
+            self.repository,
             snapshot_id,
             lambda: self.version_log.claim(name, record),
             undo=lambda version: self.remove(name, version),

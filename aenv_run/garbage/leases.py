@@ -18,8 +18,9 @@ from pydantic import Field
 from aenv_run.digest import canonical_json
 from aenv_run.errors import CorruptData, NotFound
 from aenv_run.garbage.owner import Owner
-from aenv_run.repository import Repository, parse_record
+from aenv_run.repository import Repository
 from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.stored_json import parse_record
 from aenv_run.types import Model, SnapshotId
 
 MAX_LEASE_BYTES = 8 << 20

@@ -10,12 +10,17 @@ import pytest
 from aenv_build.running.holding import holding
 from aenv_run.catalog import Catalog
 from aenv_run.check import check
+from aenv_run.errors import AenvError, StoreUnavailable, Unauthenticated
 from aenv_run.garbage.collect import Collected, Rules, collect
 from aenv_run.garbage.leases import read_leases
 from aenv_run.garbage.state import Gate, Timing
+from aenv_run.garbage.unheld import UNHELD_VARIABLE
 from aenv_run.repository import Repository
+from aenv_run.store import StoreKey
+from aenv_run.store.memory import MemoryStore
 from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId
+from tests.bytes_half import commit
 from tests.unit.build_site import HEAD, BuildSite
 
 RECIPE = HEAD + "steps:\n  - {id: one, run: one}\n  - {id: two, run: two}\n"
@@ -71,10 +76,35 @@ async def test_what_is_collected_while_a_build_looks_is_made_again(tmp_path: Pat
     assert check(site.repository, deep=True).ok
 
 
-async def test_a_repository_that_cannot_be_written_does_not_fail_the_build(tmp_path: Path) -> None:
-    place = tmp_path / "file"
-    place.write_text("no directory")
-    site = BuildSite.make(tmp_path / "site")
-    async with holding(Repository(PosixStore(place / "store")), site.home) as holder:
-        with pytest.raises(Exception, match="store"):
-            holder.renew()
+class Refusing(MemoryStore):
+    """Leases of holders cannot be written."""
+
+    error: AenvError = Unauthenticated("403 of leases")
+
+    def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
+        if key.startswith("leases/holder/"):
+            raise self.error
+        return super().swap(key, data, expected=expected)
+
+
+async def test_what_a_build_cannot_hold_it_does_not_use_unless_the_operator_says_so(tmp_path: Path) -> None:
+    store, home = Refusing(), BuildSite.make(tmp_path).home
+    repository = Repository(store)
+    made = commit(repository, tmp_path, b"made")
+    with pytest.raises(Unauthenticated, match="cannot be held") as failed:
+        async with holding(repository, home):
+            raise AssertionError("it began")
+    assert f"{UNHELD_VARIABLE}=on" in failed.value.fix
+    with pytest.raises(Unauthenticated, match="cannot be held"):
+        Catalog(repository).publish(Name("made"), made.id)
+    repository.allow_unheld = True
+    async with holding(repository, home) as build:
+        assert build.unheld is not None
+        build.hold({made.id: ["the base"]})
+    assert Catalog(repository).publish(Name("made"), made.id) == 1
+    store.error = StoreUnavailable("503 of leases")
+    with pytest.raises(StoreUnavailable):
+        async with holding(repository, home):
+            raise AssertionError("it began")
+    with pytest.raises(StoreUnavailable):
+        Catalog(repository).publish(Name("other"), made.id)

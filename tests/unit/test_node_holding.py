@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import stat
 from dataclasses import replace
 from pathlib import Path
@@ -10,11 +11,14 @@ import pytest
 
 from aenv_run.cache import BlobCache
 from aenv_run.catalog import Catalog
-from aenv_run.errors import AenvError, NoSpace, NotFound, StoreUnavailable, Unauthenticated
+from aenv_run.config import open_repository
+from aenv_run.errors import AenvError, NoSpace, NotFound, StoreUnavailable, Unauthenticated, Unsupported
 from aenv_run.garbage.collect import Collected, Rules, collect
 from aenv_run.garbage.leases import read_leases
 from aenv_run.garbage.state import Gate, Timing
+from aenv_run.garbage.unheld import UNHELD_VARIABLE
 from aenv_run.node_core import Node
+from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from aenv_run.store import StoreKey
 from aenv_run.store.posix import PosixStore
@@ -121,6 +125,7 @@ async def test_a_second_launch_of_a_snapshot_writes_no_lease(site: Site) -> None
 async def test_a_repository_that_is_only_read_is_used_without_a_lease(site: Site) -> None:
     root: Path = site.home.repository
     before = root.stat().st_mode
+    site.tools.repository.allow_unheld = True
     root.chmod(stat.S_IRUSR | stat.S_IXUSR)
     try:
         node = await begun(site)
@@ -137,6 +142,7 @@ class Refusing(PosixStore):
     def __init__(self, root: Path, error: AenvError) -> None:
         super().__init__(root)
         self.error: AenvError | None = error
+        self.allowed: Repository
 
     def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
         if key.startswith("leases/holder/") and self.error is not None:
@@ -146,7 +152,7 @@ class Refusing(PosixStore):
 
 def refusing(site: Site, error: AenvError) -> tuple[Site, Refusing]:
     store = Refusing(site.home.repository, error)
-    repository = Repository(store)
+    repository = store.allowed = Repository(store)
     tools = replace(
         site.tools,
         repository=repository,
@@ -160,7 +166,7 @@ def refusing(site: Site, error: AenvError) -> tuple[Site, Refusing]:
 async def test_what_cannot_be_held_now_is_not_launched(site: Site, error: AenvError) -> None:
     site, store = refusing(site, error)
     node = await begun(site)
-    with pytest.raises(type(error), match="is not held"):
+    with pytest.raises(type(error), match="cannot be held"):
         await launch(node)
     assert not node.infos()
     store.error = None
@@ -170,11 +176,34 @@ async def test_what_cannot_be_held_now_is_not_launched(site: Site, error: AenvEr
     await node.close()
 
 
-async def test_a_node_that_may_only_read_says_that_nothing_is_held(site: Site) -> None:
-    site, _ = refusing(site, Unauthenticated("403 of leases"))
+FOR_GOOD = [Unauthenticated("403 of leases"), Unsupported("read only"), PermissionError(errno.EACCES, "leases")]
+
+
+@pytest.mark.parametrize("error", FOR_GOOD, ids=lambda error: type(error).__name__)
+async def test_what_can_never_be_held_is_launched_only_if_the_operator_says_so(
+    site: Site, error: AenvError | PermissionError
+) -> None:
+    if isinstance(error, PermissionError):
+        denied = StoreUnavailable("writing leases: permission denied")
+        denied.__cause__ = error
+        error = denied
+    site, store = refusing(site, error)
     node = await begun(site)
+    with pytest.raises(type(error), match="cannot be held") as failed:
+        await launch(node)
+    assert f"{UNHELD_VARIABLE}=on" in failed.value.fix and not node.infos()
+    store.allowed.allow_unheld = True
     sandbox = await launch(node)
     (warning,) = node.info(sandbox).warnings
-    assert warning.code == "unauthenticated" and "is not held" in warning.message
+    assert warning.code == error.code and "cannot be held" in warning.message
+    store.error = StoreUnavailable("503 of leases")  # not for good: that is waited for
     await node.kill(sandbox)
+    with pytest.raises(StoreUnavailable, match="cannot be held"):
+        await launch(node)
     await node.close()
+
+
+@pytest.mark.parametrize("value, allowed", [("on", True), ("off", False), ("", False)])
+def test_the_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, allowed: bool) -> None:
+    monkeypatch.setenv(UNHELD_VARIABLE, value)
+    assert open_repository(str(tmp_path), Home(tmp_path)).allow_unheld is allowed
