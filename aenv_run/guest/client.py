@@ -25,7 +25,7 @@ from aenv_run.errors import (
 )
 from aenv_run.guest.connect import envelope, parse, raise_for_error, transport_faults
 from aenv_run.guest.process import Ended, Process
-from aenv_run.guest.values import Command, CommandResult, EntryInfo, GuestInfo, Identity, ProcessInfo
+from aenv_run.guest.values import Command, CommandResult, EntryInfo, GuestInfo, GuestMetrics, Identity, ProcessInfo
 from aenv_run.guest.wire import CALL_TIMEOUT_S, STREAM_HEADERS, Empty, Wire
 from aenv_run.later import later
 
@@ -129,6 +129,10 @@ class Guest(Wire):
     async def info(self) -> GuestInfo:
         """Version, identity, uptime."""
         return parse(GuestInfo, await self._plain("GET", "/aenv/info"))
+
+    async def metrics(self) -> GuestMetrics:
+        """CPU, memory and disk that it uses now."""
+        return parse(GuestMetrics, await self._plain("GET", "/metrics"))
 
     # -- processes -----------------------------------------------------------------------------------------
 

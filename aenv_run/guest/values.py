@@ -138,6 +138,19 @@ class GuestInfo(_Reply):
     freezes: bool = False
 
 
+class GuestMetrics(_Reply):
+    """What the machine uses now, as its own kernel counts it: a claim of the guest."""
+
+    cpu_count: int = Field(0, ge=0)
+    #: Of all its CPUs, since the last call: 100 is all of them.
+    cpu_used_pct: float = Field(0, ge=0, allow_inf_nan=False)
+    mem_used_bytes: int = Field(0, ge=0, alias="mem_used")
+    mem_total_bytes: int = Field(0, ge=0, alias="mem_total")
+    mem_cache_bytes: int = Field(0, ge=0, alias="mem_cache")
+    disk_used_bytes: int = Field(0, ge=0, alias="disk_used")
+    disk_total_bytes: int = Field(0, ge=0, alias="disk_total")
+
+
 class ProcessConfig(_Reply):
     """The command line of a process that the daemon started."""
 

@@ -19,7 +19,7 @@ import pytest
 
 from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import Conflict
-from aenv_run.guest import Guest, Identity
+from aenv_run.guest import Guest, GuestMetrics, Identity
 from tests.contracts.envd_daemon import SOURCE, Client, Json, Outcome, auth, envelope, start_request
 
 pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason="the source of envd is not here")
@@ -53,6 +53,9 @@ async def test_metrics_and_info(envd: Client) -> None:
     assert 0 < metrics["mem_used"] < metrics["mem_total"]
     assert metrics["mem_total_mib"] == metrics["mem_total"] >> 20
     assert 0 < metrics["disk_used"] <= metrics["disk_total"]
+    read = GuestMetrics.model_validate(metrics)
+    assert (read.cpu_count, read.mem_total_bytes) == (metrics["cpu_count"], metrics["mem_total"])
+    assert (read.disk_used_bytes, read.mem_used_bytes) == (metrics["disk_used"], metrics["mem_used"])
     info = (await envd.http.get("/aenv/info")).json()
     wanted = {"version", "bootId", "hostname", "machineId", "uptimeSeconds", "architecture", "kernel"}
     assert set(info) == wanted | {"freezes"}
