@@ -19,6 +19,7 @@ PLAIN = "build"
 COMMANDS: Table = {
     PLAIN: ("build_command", "build_recipe", "build a recipe; the word may be left out"),
     "lock": ("lock_command", "lock_recipe", "write down what a recipe's moving names mean today"),
+    "from-dockerfile": ("dockerfile_command", "from_dockerfile", "translate a Dockerfile into a recipe"),
     "graph": ("graph_command", "draw", "draw a recipe's steps: Mermaid, DOT or SVG"),
     "cache": ("cache_command", "cache", "show or empty what steps keep between builds"),
 }

@@ -1,0 +1,1 @@
+"""Dockerfiles become recipes: read (``source``), split into words (``words``), translated (``translate``)."""

@@ -1,0 +1,92 @@
+"""Words of an instruction: flags, JSON lists, quotes, and variables."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from aenv_build.dockerfile.source import raw_words
+from aenv_build.language.expansion import Lookup, Part, literal, reference_at, resolve
+
+_FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(.*))?$", re.DOTALL)
+
+
+def parts_of(word: str, escape: str) -> tuple[Part, ...]:
+    """A word without its quotes, its variables as references. ``ValueError`` says what is wrong."""
+    parts: list[Part] = []
+    plain, quote, at = "", "", 0
+    while at < len(word):
+        char = word[at]
+        if quote != "'" and char == escape:
+            kept = at + 1 < len(word) and quote == '"' and word[at + 1] not in f'"${escape}'
+            plain += word[at : at + 2] if kept else word[at + 1 : at + 2]
+            at += 2
+        elif char in "'\"" and quote in ("", char):
+            quote, at = "" if quote else char, at + 1
+        elif char == "$" and quote != "'":
+            part, at = reference_at(word, at)
+            if isinstance(part, str):
+                plain += part
+                continue
+            if plain:
+                parts.append(plain)
+            parts.append(part)
+            plain = ""
+        else:
+            plain, at = plain + char, at + 1
+    if quote:
+        raise ValueError(f"a quote is not closed: {word[:40]}")
+    return (*parts, plain) if plain else tuple(parts)
+
+
+def expanded(word: str, escape: str, lookup: Lookup) -> tuple[Part, ...]:
+    """The word with what is known put in."""
+    return resolve(parts_of(word, escape), lookup)
+
+
+def split_flags(text: str) -> tuple[list[tuple[str, str]], str]:
+    """``--name=value`` at the start, and the rest."""
+    flags = []
+    while text.startswith("--"):
+        word, _, rest = text.partition(" ")
+        found = _FLAG.match(word)
+        if found is None:
+            break
+        flags.append((found[1], found[2] if found[2] is not None else ""))
+        text = rest.lstrip()
+    return flags, text
+
+
+def json_list(text: str) -> list[str] | None:
+    """``["a", "b"]`` as Docker takes it; None where it is none, and so a command for the shell."""
+    if not text.startswith("["):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, list) and all(isinstance(one, str) for one in found) else None
+
+
+def pairs(text: str, escape: str) -> list[tuple[str, str]]:
+    """``a=b c="d e"``, or the old form ``a b c``: names and raw values. ``ValueError`` where it is neither."""
+    words = raw_words(text, escape)
+    if not words:
+        raise ValueError("a name and a value are missing")
+    if "=" not in words[0]:
+        name, _, value = text.partition(" ")
+        if not value.strip():
+            raise ValueError(f"{name!r} has no value")
+        return [(name, value.strip())]
+    found = []
+    for word in words:
+        name, equals, value = word.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{word[:40]!r} is not NAME=VALUE")
+        found.append((known_text(name, escape), value))
+    return found
+
+
+def known_text(word: str, escape: str) -> str:
+    """The word without quotes; a ``$`` in it is a ``$``."""
+    return literal(parts_of(word.replace("$", f"{escape}$"), escape)) or ""
