@@ -13,6 +13,7 @@ from aenv_run.api import status
 from aenv_run.api.errors import add_handlers
 from aenv_run.api.gate import BoundBodies, RequireKey
 from aenv_run.api.openapi import describe
+from aenv_run.api.proxy.proxy import ProxyMiddleware
 from aenv_run.api.requests import Observe
 from aenv_run.api.sandboxes import create, fork, life, network, one
 from aenv_run.api.sandboxes import list as listing
@@ -20,6 +21,15 @@ from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
 
 VERSION = "0.1.0"
+
+
+@asynccontextmanager
+async def proxy_lifespan(server: Server) -> AsyncIterator[None]:
+    """Connections into sandboxes end with the server."""
+    yield
+    await server.proxy.close()
+
+
 #: The control plane; every one of them needs the API key.
 ROUTERS: tuple[APIRouter, ...] = (
     create.router,
@@ -30,7 +40,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     network.router,
 )
 #: Open for as long as the server serves, in this order; closed in the other.
-LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = ()
+LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (proxy_lifespan,)
 
 _key = APIKeyHeader(
     name="X-API-Key", auto_error=False, description="see docs/server.md"
@@ -40,11 +50,9 @@ _key = APIKeyHeader(
 def make_app(settings: Settings, server: Server | None = None) -> ASGIApp:
     """All of it. ``server``: one that is open already, with a node or guests of its own."""
     serving = server or open_server(settings)
+    bounded = BoundBodies(control_plane(serving), limit_bytes=settings.max_body_bytes, limit_s=settings.body_s)
     return Observe(
-        RequireKey(
-            BoundBodies(control_plane(serving), limit_bytes=settings.max_body_bytes, limit_s=settings.body_s),
-            serving.keys,
-        ),
+        ProxyMiddleware(RequireKey(bounded, serving.keys), serving.proxy),
         serving.metrics,
         max_running=settings.max_connections,
     )

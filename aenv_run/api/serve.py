@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import uvicorn
 
 from aenv_run.api.app import make_app
+from aenv_run.api.proxy.listening import http_protocol
 from aenv_run.api.server import Server
 from aenv_run.api.settings import Settings
 from aenv_run.errors import AenvError, Conflict, from_os
@@ -85,14 +86,15 @@ async def serve(server: Server, listener: socket.socket) -> None:
     settings = server.settings
     config = uvicorn.Config(
         make_app(settings, server),
+        http=http_protocol(server.proxy, head_s=settings.header_s),
         log_config=None,
         access_log=False,
         proxy_headers=False,
         server_header=False,
+        date_header=False,  # sandboxes' services send their own
         lifespan="on",
         timeout_graceful_shutdown=max(1, round(settings.grace_s)),
         timeout_keep_alive=65,
-        h11_max_incomplete_event_size=64 << 10,
     )
     serving = uvicorn.Server(config)
     loop = asyncio.get_running_loop()

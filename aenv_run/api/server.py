@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from aenv_run.api.admission import Admission
 from aenv_run.api.keys import Keys, open_keys
 from aenv_run.api.metrics import Metrics
+from aenv_run.api.proxy.proxy import Proxy, open_proxy
 from aenv_run.api.settings import Settings
 from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository
@@ -39,6 +40,7 @@ class Server:
     keys: Keys
     admission: Admission
     metrics: Metrics
+    proxy: Proxy
     guests: Guests = _guest
     _opened: dict[str, Catalog] = field(default_factory=dict)
 
@@ -54,7 +56,9 @@ def open_server(settings: Settings, home: Home | None = None, *, guests: Guests 
     """Blocking: with the home's keys, and a client of its node, which is started when it is needed."""
     node = NodeClient(home)
     admission = Admission(node, settings.max_sandboxes)
-    return Server(settings, node.home, node, open_keys(node.home), admission, Metrics(node), guests)
+    keys = open_keys(node.home)
+    proxy = open_proxy(node, keys, settings.domains)
+    return Server(settings, node.home, node, keys, admission, Metrics(node), proxy, guests)
 
 
 def server(connection: HTTPConnection) -> Server:

@@ -18,10 +18,11 @@ class NoHttp(Exception):
 class Answer:
     """Fed with bytes; ``body`` collects what is to be passed on, ``over`` says that nothing follows.
 
+    With ``upgrade`` a 101 is an answer, and all of it; feed no more than its head then.
     ``go_on``: the service said 100 (Continue). Other interim answers, and trailers, end here.
     """
 
-    def __init__(self, method: bytes) -> None:
+    def __init__(self, method: bytes, *, upgrade: bool = False) -> None:
         self.status = 0
         self.headers: list[tuple[bytes, bytes]] = []
         self.body: list[bytes] = []
@@ -29,6 +30,7 @@ class Answer:
         self.go_on = False
         self.clean = True  # nothing came after its end
         self._method = method
+        self._upgrade = upgrade
         self._head_bytes = 0
         self._whole = False
         self._until_end = False
@@ -84,6 +86,9 @@ class Answer:
             self.clean = False
             return
         status = self._parser.get_status_code()
+        if status == 101 and self._upgrade:
+            self.status, self._whole, self.over = status, True, True
+            return
         if status == 101 or not 100 <= status <= 599:
             raise NoHttp(f"the service answered with status {status}")
         if status < 200:

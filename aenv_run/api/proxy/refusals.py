@@ -62,6 +62,11 @@ def private_call(target: Target) -> Refused:
     return _told(target, "only the node of this sandbox may call this", e2b=403, agentenv=403)
 
 
+def only_http(target: Target) -> Refused:
+    """The daemon's port: each call of it is looked at."""
+    return _told(target, "this port takes HTTP requests alone", e2b=403, agentenv=403)
+
+
 def unreachable(target: Target, why: str) -> Refused:
     """The connection to the service failed, or broke before an answer."""
     return _told(target, f"the sandbox could not be reached: {why}")
