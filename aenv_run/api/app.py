@@ -15,7 +15,7 @@ from aenv_run.api.gate import BoundBodies, RequireKey
 from aenv_run.api.openapi import describe
 from aenv_run.api.proxy.proxy import ProxyMiddleware
 from aenv_run.api.requests import Observe
-from aenv_run.api.sandboxes import create, fork, life, network, one
+from aenv_run.api.sandboxes import create, fork, life, network, one, snapshots, watch
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
@@ -34,10 +34,12 @@ async def proxy_lifespan(server: Server) -> AsyncIterator[None]:
 ROUTERS: tuple[APIRouter, ...] = (
     create.router,
     listing.router,
+    watch.router,  # before one: /sandboxes/metrics is no sandbox
     one.router,
     life.router,
     fork.router,
     network.router,
+    snapshots.router,
 )
 #: Open for as long as the server serves, in this order; closed in the other.
 LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (proxy_lifespan,)

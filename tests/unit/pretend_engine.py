@@ -286,6 +286,8 @@ class PretendEngine:
             return httpx.Response(204)
         if machine.token is not None and request.headers.get("X-Access-Token") != machine.token:
             return httpx.Response(401, json={"code": 401, "message": "wrong token"})
+        if path == "/metrics":
+            return httpx.Response(200, json={"cpu_count": 1, "cpu_used_pct": 5.5, "mem_used": 7, "mem_total": 9})
         if path in {"/files", "/aenv/archive"} and request.method in {"POST", "PUT"}:
             self.put.append((request.url.params["path"], await request.aread()))
         if path == "/aenv/archive" and request.method == "GET":
