@@ -56,7 +56,7 @@ def make_app(settings: Settings, server: Server | None = None) -> ASGIApp:
     return Observe(
         ProxyMiddleware(RequireKey(bounded, serving.keys), serving.proxy),
         serving.metrics,
-        max_running=settings.max_connections,
+        max_running=settings.max_requests,
     )
 
 

@@ -11,6 +11,7 @@ from fastapi import Depends
 from starlette.requests import HTTPConnection
 
 from aenv_run.api.admission import Admission
+from aenv_run.api.idempotency import Outcomes
 from aenv_run.api.keys import Keys, open_keys
 from aenv_run.api.metrics import Metrics
 from aenv_run.api.proxy.proxy import Proxy, open_proxy
@@ -40,6 +41,7 @@ class Server:
     keys: Keys
     admission: Admission
     metrics: Metrics
+    outcomes: Outcomes
     proxy: Proxy
     guests: Guests = _guest
     _opened: dict[str, Catalog] = field(default_factory=dict)
@@ -55,10 +57,11 @@ class Server:
 def open_server(settings: Settings, home: Home | None = None, *, guests: Guests = _guest) -> Server:
     """Blocking: with the home's keys, and a client of its node, which is started when it is needed."""
     node = NodeClient(home)
+    outcomes = Outcomes(node.home.api / "idempotency")
     admission = Admission(node, settings.max_sandboxes)
     keys = open_keys(node.home)
     proxy = open_proxy(node, keys, settings.domains)
-    return Server(settings, node.home, node, keys, admission, Metrics(node), proxy, guests)
+    return Server(settings, node.home, node, keys, admission, Metrics(node), outcomes, proxy, guests)
 
 
 def server(connection: HTTPConnection) -> Server:

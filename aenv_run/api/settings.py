@@ -31,7 +31,7 @@ class Settings(Model):
     header_s: float = Field(30, gt=0, le=3600, description="for a client to send the head of a request")
     body_s: float = Field(60, gt=0, le=3600, description="for a client to send the body of a control call")
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30, description="of a control call")
-    max_connections: int = Field(4096, ge=1, description="at the same time; more are answered with 503")
+    max_requests: int = Field(4096, ge=1, description="answered at the same time; more are told 503")
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("domains")

@@ -1,4 +1,4 @@
-"""POST /sandboxes and /v2/sandboxes."""
+"""POST /sandboxes, /v2/sandboxes and /sandboxes-cold."""
 
 from __future__ import annotations
 
@@ -9,39 +9,64 @@ from fastapi import APIRouter, Header, Request, Response
 from aenv_run.api.errors import documented, refuse
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.server import Server, Serving
-from aenv_run.api.wire.create import CreateV1, CreateV2
+from aenv_run.api.wire.create import CreateCold, CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
-from aenv_run.errors import InvalidInput, NotFound
+from aenv_run.errors import Conflict, InvalidInput, NotFound, Unsupported
+from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
 
 router = APIRouter(tags=["sandboxes"])
 CREATE_ERRORS = documented(403, 404, 409, 422, 502, 504, 507)
+Key = Annotated[
+    str | None,
+    Header(
+        pattern=r"^[a-z0-9-]{1,255}$", description="of a call that may be repeated: a repeat gets the same answer"
+    ),
+]
 
 
-async def launch(server: Server, asked: CreateV2, request: Request) -> SandboxInfo:
-    """One sandbox; a caller who hangs up before he has it takes it with him."""
+async def launch(
+    server: Server, asked: CreateV2, request: Request | None = None, *, call: str | None = None
+) -> SandboxInfo:
+    """One sandbox. With ``request``: a caller who hangs up before he has it takes it with him."""
     if (part := asked.refused()) is not None:
         raise refuse(400, f"{part} is not supported", error_code="unsupported")
     reference = catalog_reference(asked.template_id)
     with server.metrics.operation("create"):
-        async with server.admission.admit() as name:
-            wanted = asked.to_node(reference.text, request=name, alias=reference.alias)
+        async with server.admission.admit(request=call) as name:
+            making = server.node.create(asked.to_node(reference.text, request=name, alias=reference.alias))
             try:
-                return await while_connected(request.receive, server.node.create(wanted))
+                return await (while_connected(request.receive, making) if request is not None else making)
             except NotFound as error:
                 raise NotFound(f"template {asked.template_id[:80]!r} not found: {error.message}") from error
 
 
 @router.post("/v2/sandboxes", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
-async def create(
-    body: CreateV2,
-    serving: Serving,
-    request: Request,
-    idempotency_key: Annotated[str | None, Header(pattern=r"^[a-z0-9-]{1,255}$")] = None,
-) -> Sandbox:
+async def create(body: CreateV2, serving: Serving, request: Request, idempotency_key: Key = None) -> Sandbox:
     """Launch a template or a snapshot, by id, ``name``, ``name:tag`` or ``namespace/name``."""
-    return Sandbox.of(await launch(serving, body, request), serving)
+    if idempotency_key is None:
+        return Sandbox.of(await launch(serving, body, request), serving)
+    return await _once(idempotency_key, body, serving)
+
+
+async def _once(key: str, body: CreateV2, server: Server) -> Sandbox:
+    """With an idempotency key. It is made to its end though the caller hangs up: he will ask again."""
+
+    async def work(call: str) -> str:
+        return Sandbox.of(await launch(server, body, call=call), server).model_dump_json()
+
+    async def find(call: str) -> str | None:
+        found = next((info for info in await server.node.list() if info.terms.request == call), None)
+        if found is None or found.state is State.DEAD:
+            return None
+        if found.state is State.STARTING:
+            raise Conflict(
+                "the first call with this Idempotency-Key is being taken back", fix="ask again in a second"
+            )
+        return Sandbox.of(await server.node.get(found.sandbox_id), server).model_dump_json()
+
+    return Sandbox.model_validate_json(await server.outcomes.once(key, body, work, find=find))
 
 
 @router.post("/sandboxes", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
@@ -53,3 +78,9 @@ async def create_v1(body: CreateV1, serving: Serving, request: Request, response
         raise InvalidInput(error.message, fix=error.fix) from error
     response.headers["x-agentenv-sandbox-id"] = info.sandbox_id
     return Sandbox.of(info, serving)
+
+
+@router.post("/sandboxes-cold", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
+async def create_cold(body: CreateCold) -> Sandbox:
+    """Launch a container image."""
+    raise Unsupported("sandboxes are not started from images here", fix="build a template from the image first")
