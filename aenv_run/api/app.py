@@ -13,6 +13,7 @@ from aenv_run.api import status
 from aenv_run.api.errors import add_handlers
 from aenv_run.api.gate import BoundBodies, RequireKey
 from aenv_run.api.openapi import describe
+from aenv_run.api.proxy import ports
 from aenv_run.api.proxy.proxy import ProxyMiddleware
 from aenv_run.api.requests import Observe
 from aenv_run.api.sandboxes import create, fork, life, network, one, snapshots, watch
@@ -75,6 +76,7 @@ def control_plane(server: Server) -> FastAPI:
     app.include_router(status.router)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(_key)])
+    app.include_router(ports.router)  # a WebSocket: gate.py asks for the key
     add_handlers(app)
     describe(app)
     return app

@@ -155,9 +155,10 @@ async def _on_fault(request: Request, error: Exception) -> Response:
 
 
 async def send_error(scope: Scope, receive: Receive, send: Send, response: Response) -> None:
-    """From ASGI code: answer with ``response``; a WebSocket is closed instead."""
+    """From ASGI code: answer with ``response``; a WebSocket is closed where the server knows nothing better."""
     if scope["type"] == "websocket":
         await receive()
-        await send({"type": "websocket.close", "code": 1008, "reason": ""})
-        return
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+            return
     await response(scope, receive, send)

@@ -62,6 +62,12 @@ def log_to_stderr(settings: Settings) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("httpx").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
+    logging.getLogger("uvicorn.error").addFilter(_is_no_refusal)
+
+
+def _is_no_refusal(record: logging.LogRecord) -> bool:
+    """A WebSocket that was answered with an error instead is in the log of requests; uvicorn calls it a fault."""
+    return "without completing handshake" not in record.getMessage()
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -86,6 +92,8 @@ async def serve(server: Server, listener: socket.socket) -> None:
     settings = server.settings
     config = uvicorn.Config(
         make_app(settings, server),
+        ws="websockets-sansio",
+        ws_per_message_deflate=False,
         http=http_protocol(server.proxy, head_s=settings.header_s),
         log_config=None,
         access_log=False,

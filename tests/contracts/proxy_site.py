@@ -8,20 +8,24 @@ import hmac
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import httpx
 import uvicorn
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aenv_run.api.app import make_app
 from aenv_run.api.proxy.listening import http_protocol
 from aenv_run.api.proxy.places import Places
 from aenv_run.api.proxy.proxy import Proxy, ProxyMiddleware
+from aenv_run.api.server import open_server
+from aenv_run.api.settings import Settings
 from aenv_run.drivers.protocol import DriverName
 from aenv_run.errors import AenvError, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.network import NetworkPolicy
 from aenv_run.node_wire import ResumeRequest, SandboxInfo
+from aenv_run.paths import Home
 from aenv_run.sandbox_record import Address, Terms
 from aenv_run.types import MachineSpec, SandboxId, SnapshotId
 
@@ -148,8 +152,10 @@ class ProxySite:
 
 
 @asynccontextmanager
-async def proxy_site(daemon: str, token: str, **terms: object) -> AsyncIterator[ProxySite]:
-    """Serve until the context ends. ``daemon`` is the base URL of one without a token yet."""
+async def proxy_site(
+    daemon: str, token: str, *, home: Home | None = None, **terms: object
+) -> AsyncIterator[ProxySite]:
+    """Serve until the context ends, over a daemon's URL. With a ``home`` the whole server stands behind it."""
     url = httpx.URL(daemon)
     assert url.port is not None
     address = Address(host=url.host, port=url.port)
@@ -158,7 +164,8 @@ async def proxy_site(daemon: str, token: str, **terms: object) -> AsyncIterator[
     proxy = Proxy(Places(node, traffic_token=traffic_token, stamp=node.stamp), domains=(DOMAIN,), api_key=API_KEY)
     listener = socket.create_server(("127.0.0.1", 0))
     config = uvicorn.Config(
-        ProxyMiddleware(_own, proxy),
+        ProxyMiddleware(_own, proxy) if home is None else _whole(home, proxy),
+        ws="websockets-sansio",
         http=http_protocol(proxy),
         log_config=None,
         lifespan="off",
@@ -175,6 +182,12 @@ async def proxy_site(daemon: str, token: str, **terms: object) -> AsyncIterator[
         server.should_exit = True
         await serving
         listener.close()
+
+
+def _whole(home: Home, proxy: Proxy) -> ASGIApp:
+    server = open_server(Settings(), home)
+    keys = replace(server.keys, api_key=API_KEY)
+    return make_app(server.settings, replace(server, proxy=proxy, keys=keys))
 
 
 async def _own(scope: Scope, receive: Receive, send: Send) -> None:

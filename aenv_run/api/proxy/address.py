@@ -63,7 +63,7 @@ def target_of(headers: Headers, raw_path: bytes, domains: Iterable[str]) -> Targ
             return None
         if len(ids) != 1 or len(ports) != 1:
             return Misrouted(f"{id_name.decode()} and {port_name.decode()} must be there once each")
-        return _checked(_text(ids[0]), _text(ports[0]), path, dialect)
+        return checked(_text(ids[0]), _text(ports[0]), path, dialect)
     if prefixed:
         names = " and ".join(name.decode() for name in PAIRS[1][:2])
         return Misrouted(f"/proxy needs the headers {names}, which say whose it is")
@@ -86,11 +86,12 @@ def _by_host(values: list[bytes], raw_path: bytes, domains: Iterable[str]) -> Ta
         label = host.removesuffix("." + domain)
         if label == host or "." in label or not (match := _LABEL.fullmatch(label)):
             continue
-        return _checked(match[2], match[1], raw_path, "e2b")
+        return checked(match[2], match[1], raw_path, "e2b")
     return None
 
 
-def _checked(sandbox_id: str, port: str, path: bytes, dialect: Dialect) -> Target | Misrouted:
+def checked(sandbox_id: str, port: str, path: bytes, dialect: Dialect) -> Target | Misrouted:
+    """The target, if both are what they should be."""
     if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
         return Misrouted(f"{port[:20]!r} is not a port (1 to 65535)")
     try:

@@ -7,6 +7,8 @@ between the client and the service.
 from __future__ import annotations
 
 import asyncio
+import socket
+import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -81,8 +83,17 @@ async def connect(proxy: Proxy, target: Target, asked: Asked, client: Client) ->
         finally:
             _let_go(connection, ended)
     if ended.is_set():
-        client.writer.transport.abort()  # an end of file would look like the service's own
+        _reset(client)
     return 200
+
+
+def _reset(client: Client) -> None:
+    """Break off: an end of file would look like the service's own."""
+    connected: socket.socket | None = client.writer.get_extra_info("socket")
+    if connected is not None:
+        with suppress(OSError):  # a unix socket knows no reset
+            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.writer.transport.abort()
 
 
 async def splice(
