@@ -20,6 +20,7 @@ from aenv_run.api.sandboxes import create, fork, life, network, one, snapshots, 
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
+from aenv_run.api.ui.app import Beside, dashboard
 
 VERSION = "0.1.0"
 
@@ -55,7 +56,7 @@ def make_app(settings: Settings, server: Server | None = None) -> ASGIApp:
     serving = server or open_server(settings)
     bounded = BoundBodies(control_plane(serving), limit_bytes=settings.max_body_bytes, limit_s=settings.body_s)
     return Observe(
-        ProxyMiddleware(RequireKey(bounded, serving.keys), serving.proxy),
+        ProxyMiddleware(Beside(RequireKey(bounded, serving.keys), dashboard(serving)), serving.proxy),
         serving.metrics,
         max_running=settings.max_requests,
     )

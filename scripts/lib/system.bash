@@ -35,6 +35,8 @@ needs=(
   "have zstd | zstd"
   "have xz | xz-utils"
   "have git | git"
+  "have chromium | chromium"
+  "have chromedriver | chromium-driver"
 )
 
 have() {

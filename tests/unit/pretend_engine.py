@@ -296,8 +296,6 @@ class PretendEngine:
             return self._on_files(path.rpartition("/")[2], json.loads(request.content))
         if path == "/process.Process/Start":
             return await self._run(machine, request)
-        if path == "/metrics":
-            return httpx.Response(200, json={"cpu_count": 2, "mem_used": 64 << 20, "mem_total": 256 << 20})
         if path == "/aenv/detach":
             machine.token = None
         return httpx.Response(204)
