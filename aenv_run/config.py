@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES
+from aenv_run.credentials import ServerAddress
 from aenv_run.errors import InvalidInput, Unsupported
 from aenv_run.garbage.unheld import UNHELD_VARIABLE
 from aenv_run.paths import Home
@@ -69,6 +70,15 @@ def open_repository(url: str | None, home: Home) -> Repository:
     repository = Repository(_store(repository_name(url, home), home))
     repository.trust = required()
     repository.allow_unheld = _switch(UNHELD_VARIABLE, "off")
+    return repository
+
+
+def server_repository(server: ServerAddress) -> Repository:
+    """The repository of a server, as ``open_repository`` gives one of this machine."""
+    from aenv_run.store.remote import RemoteStore
+
+    repository = Repository(RemoteStore(server))
+    repository.trust = required()
     return repository
 
 

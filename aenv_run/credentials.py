@@ -88,11 +88,16 @@ def chosen_server(*, local: bool = False) -> ServerAddress | None:
                 f"{URL_VARIABLE} names a server, which has its own repository, and AENV_REPOSITORY another",
                 fix="unset one of them",
             )
-        return ServerAddress.parse(url, key or _saved_key(parse_url(url)))
+        return server_at(url)
     if any(os.environ.get(name) for name in LOCAL_VARIABLES):
         return None
     saved = load()
     return ServerAddress.parse(saved.url, key) if saved and key else saved
+
+
+def server_at(url: str) -> ServerAddress:
+    """That one, with the key of $AENV_API_KEY, or the one that ``aenv auth`` keeps for it."""
+    return ServerAddress.parse(url, os.environ.get(KEY_VARIABLE) or _saved_key(parse_url(url)))
 
 
 def _saved_key(url: str) -> str:

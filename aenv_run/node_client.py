@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 from pydantic import BaseModel
 
-from aenv_run.credentials import ServerAddress
+from aenv_run.credentials import ServerAddress, chosen_server, server_at
 from aenv_run.errors import ProtocolError, SandboxDead, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.node_home import HomeTransport
@@ -55,6 +55,16 @@ class NodeClient:
             from aenv_run.node_remote import ServerTransport
 
             self.transport = ServerTransport(server)
+
+    @classmethod
+    def chosen(cls, home: Home | None = None, server: ServerAddress | str | None = None) -> NodeClient:
+        """Of a server, or its URL, or of a home; where neither is given, of what the environment means.
+
+        As for the commands: docs/remote.md.
+        """
+        if server is None and home is None:
+            server = chosen_server()
+        return cls(home, server=server_at(server) if isinstance(server, str) else server)
 
     # -- the node itself -----------------------------------------------------------------------------------
 
@@ -110,6 +120,11 @@ class NodeClient:
 
     async def create(self, request: CreateRequest) -> SandboxInfo:
         """Launch one. If this call is cancelled, the node removes what it had made."""
+        if self.server is not None and request.publish:
+            raise Unsupported(
+                "a port cannot be published as a unix socket of another machine",
+                fix="use `aenv port-forward`, which brings a port to this machine",
+            )
         return await self._call("POST", "/sandboxes", _with_keys(request), SandboxInfo)
 
     async def list(self) -> list[SandboxInfo]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar, overload
 
+from aenv_run.credentials import ServerAddress
 from aenv_run.errors import AenvError
 from aenv_run.guest import EntryInfo, ProcessInfo
 from aenv_run.network import NetworkPolicy
@@ -271,6 +272,7 @@ class Sandbox:
         memory_mib: int | None = None,
         cpus: int | None = None,
         home: Home | None = None,
+        server: ServerAddress | str | None = None,
     ) -> Self:
         """Launch ``snapshot``; see ``AsyncSandbox.create``."""
         work = AsyncSandbox.create(
@@ -289,13 +291,21 @@ class Sandbox:
             memory_mib=memory_mib,
             cpus=cpus,
             home=home,
+            server=server,
         )
         return cls(_loop.run(work))
 
     @classmethod
-    def connect(cls, sandbox_id: str, *, timeout: float = DEFAULT_TIMEOUT_S, home: Home | None = None) -> Self:
+    def connect(
+        cls,
+        sandbox_id: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        home: Home | None = None,
+        server: ServerAddress | str | None = None,
+    ) -> Self:
         """A sandbox that exists; one that is paused is resumed."""
-        return cls(_loop.run(AsyncSandbox.connect(sandbox_id, timeout=timeout, home=home)))
+        return cls(_loop.run(AsyncSandbox.connect(sandbox_id, timeout=timeout, home=home, server=server)))
 
     @staticmethod
     def list(
@@ -303,9 +313,10 @@ class Sandbox:
         state: Sequence[str] | None = None,
         metadata: dict[str, str] | None = None,
         home: Home | None = None,
+        server: ServerAddress | str | None = None,
     ) -> list[SandboxInfo]:
         """All sandboxes of the node, oldest first, or those that match."""
-        return _loop.run(AsyncSandbox.list(state=state, metadata=metadata, home=home))
+        return _loop.run(AsyncSandbox.list(state=state, metadata=metadata, home=home, server=server))
 
     def get_info(self) -> SandboxInfo:
         """What the node knows of it now."""

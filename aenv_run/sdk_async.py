@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self, TypeVar
 
+from aenv_run.credentials import ServerAddress
 from aenv_run.errors import AenvError, NotFound, SandboxDead, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.guest.connect import SILENT_FIX
@@ -78,6 +79,7 @@ class AsyncSandbox:
         memory_mib: int | None = None,
         cpus: int | None = None,
         home: Home | None = None,
+        server: ServerAddress | str | None = None,
     ) -> Self:
         """Launch ``snapshot``: a name, ``name:version``, ``name:tag`` or snapshot id.
 
@@ -89,8 +91,11 @@ class AsyncSandbox:
         own, off elsewhere (docs/network.md). ``allow`` and ``deny`` take CIDRs and domains. ``publish`` brings
         ports to unix sockets of the host: ``{"/run/app.sock": 8000}``. After ``max_seconds`` with a machine it
         has ended, and calls raise ``TimeOver``.
+
+        ``server`` (an address, or a URL whose key ``aenv auth`` or $AENV_API_KEY gives) launches it there;
+        without it and ``home`` the environment decides as for the commands (docs/remote.md).
         """
-        node = NodeClient(home)
+        node = NodeClient.chosen(home, server)
         request = CreateRequest(
             snapshot=snapshot,
             timeout_s=timeout,
@@ -113,10 +118,15 @@ class AsyncSandbox:
 
     @classmethod
     async def connect(
-        cls, sandbox_id: str, *, timeout: float = DEFAULT_TIMEOUT_S, home: Home | None = None
+        cls,
+        sandbox_id: str,
+        *,
+        timeout: float = DEFAULT_TIMEOUT_S,
+        home: Home | None = None,
+        server: ServerAddress | str | None = None,
     ) -> Self:
         """A sandbox that exists, by id or unique prefix; one that is paused is resumed for ``timeout``."""
-        node = NodeClient(home)
+        node = NodeClient.chosen(home, server)
         info = await node.get(sandbox_id)
         if info.state is State.PAUSED:
             info = await node.resume(info.sandbox_id, ResumeRequest(timeout_s=timeout))
@@ -128,12 +138,13 @@ class AsyncSandbox:
         state: Sequence[str] | None = None,
         metadata: dict[str, str] | None = None,
         home: Home | None = None,
+        server: ServerAddress | str | None = None,
     ) -> list[SandboxInfo]:
         """All sandboxes of the node, oldest first, or those in one of the states and with this metadata."""
         wanted = (metadata or {}).items()
         return [
             info
-            for info in await NodeClient(home).list()
+            for info in await NodeClient.chosen(home, server).list()
             if (state is None or info.state in state) and wanted <= info.metadata.items()
         ]
 
@@ -242,6 +253,11 @@ class AsyncSandbox:
         info = await self.get_info()
         if info.address is None:
             raise self._refusal("reach a port of")
+        if self._node.server is not None:
+            raise Unsupported(
+                f"the ports of sandbox {self.sandbox_id} are on the network of {self._node.server.url}",
+                fix="`aenv port-forward` brings one to this machine",
+            )
         if info.host_address is None:
             raise Unsupported(
                 f"the ports of sandbox {self.sandbox_id} cannot be reached: it has no network of its own",

@@ -21,6 +21,8 @@ VERSION_HEADER = "Aenv-Version"
 CALLS = "/aenv/v1"
 CONNECT_S = 5.0
 DAEMON_PORT = 49983
+#: What stands before the calls of a server answers so, and does not say its version.
+BEFORE_CALLS = (401, 408, 413, 429)
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def require_ours(server: ServerAddress, response: httpx.Response) -> None:
     theirs = response.headers.get(VERSION_HEADER)
     if theirs is not None and not compatible(theirs):
         raise other_version(f"the server at {server.url}", theirs)
-    if theirs is not None or response.status_code == 401:
+    if theirs is not None or response.status_code in BEFORE_CALLS or response.status_code >= 500:
         return
     hint = f" (it leads to {printable(response.headers['location'])[:100]})" if response.is_redirect else ""
     raise ProtocolError(

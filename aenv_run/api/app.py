@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.security import APIKeyHeader
 from starlette.types import ASGIApp
 
-from aenv_run.api import status
+from aenv_run.api import node_calls, status
 from aenv_run.api.errors import add_handlers
 from aenv_run.api.gate import BoundBodies, RequireKey
 from aenv_run.api.openapi import describe
@@ -42,6 +42,7 @@ ROUTERS: tuple[APIRouter, ...] = (
     fork.router,
     network.router,
     snapshots.router,
+    *node_calls.ROUTERS,
 )
 #: Open for as long as the server serves, in this order; closed in the other.
 LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (proxy_lifespan,)

@@ -14,7 +14,7 @@ from aenv_run.api.keys import Keys
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
 OPEN_BELOW: tuple[str, ...] = ()
 #: Bodies that are streamed: the route has bounds of its own.
-STREAMED_BELOW: tuple[str, ...] = ()
+STREAMED_BELOW: tuple[str, ...] = ("/aenv/v1/store/",)
 
 
 class RequireKey:

@@ -2,39 +2,71 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.globals import push_context
 from click.shell_completion import CompletionItem
 
-from aenv_run.errors import InvalidInput
+from aenv_run.errors import AenvError, InvalidInput
 from aenv_run.paths import Home
 
 if TYPE_CHECKING:
     from aenv_run.catalog import Catalog
+    from aenv_run.credentials import ServerAddress
     from aenv_run.network.forward import PublishedPort
+    from aenv_run.node_client import NodeClient
+    from aenv_run.repository import Repository
     from aenv_run.sdk_async import AsyncSandbox
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+#: A shell that waits longer for its user's TAB is in the way.
+COMPLETION_S = 2.0
 
 
 async def open_sandbox(sandbox_id: str) -> AsyncSandbox:
     """The sandbox as it is: a paused one stays paused (and then refuses commands)."""
-    from aenv_run.node_client import NodeClient
     from aenv_run.sdk_async import AsyncSandbox
 
-    node = NodeClient()
+    node = node_client()
     return AsyncSandbox(await node.get(sandbox_id), node)
 
 
-def open_catalog() -> Catalog:
-    """The catalog of the repository that the environment names."""
-    from aenv_run.catalog import Catalog
-    from aenv_run.config import open_repository
+def server(context: click.Context | None = None) -> ServerAddress | None:
+    """The server that this command is for; None: this machine."""
+    from aenv_run.credentials import chosen_server
 
-    return Catalog(open_repository(None, Home.default()))
+    found = context or click.get_current_context(silent=True)
+    return chosen_server(local=bool(found and found.find_root().params.get("local")))
+
+
+def node_client() -> NodeClient:
+    """Of this machine's node, or of the server's."""
+    from aenv_run.node_client import NodeClient
+
+    return NodeClient(server=server())
+
+
+def the_repository() -> Repository:
+    """The one that the environment names, or the server's."""
+    from aenv_run.config import open_repository, server_repository
+
+    found = server()
+    return open_repository(None, Home.default()) if found is None else server_repository(found)
+
+
+def open_catalog() -> Catalog:
+    """Of ``the_repository``."""
+    from aenv_run.catalog import Catalog
+
+    return Catalog(the_repository())
 
 
 def pairs(values: Sequence[str], what: str) -> dict[str, str]:
@@ -59,40 +91,53 @@ def published_port(text: str) -> PublishedPort:
     return PublishedPort(path=Path(path).absolute(), port=int(port))
 
 
-def complete_sandbox(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Ids on disk; asks no node."""
+def _candidates(find: Callable[[click.Context], Iterable[str]]) -> Completer:
+    """What ``find`` gives that begins as what is typed; nothing, in silence, when it fails or takes too long."""
+
+    def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        found: list[str] = []
+
+        def work() -> None:
+            push_context(context)  # of this thread
+            with suppress(AenvError, OSError, ValueError):
+                found.extend(find(context))
+
+        thread = threading.Thread(target=work, daemon=True)  # one that hangs does not keep the shell
+        thread.start()
+        thread.join(COMPLETION_S)
+        return [CompletionItem(one) for one in tuple(found) if one.startswith(incomplete)]
+
+    return complete
+
+
+def _sandbox_ids(context: click.Context) -> list[str]:
+    """Those on disk, without asking a node; or the server's."""
+    if server(context) is not None:
+        return [str(info.sandbox_id) for info in asyncio.run(node_client().list())]
     directory = Home.default().sandboxes
-    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    return [CompletionItem(name) for name in names if name.startswith(incomplete)]
+    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
-def complete_snapshot(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """``name:version`` of the catalog."""
-    found = [entry.reference for entry in open_catalog().entries()]
-    return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
-
-
-def complete_name(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Names of the catalog."""
-    return [CompletionItem(name) for name in open_catalog().names() if name.startswith(incomplete)]
-
-
-def complete_reference(
-    context: click.Context, parameter: click.Parameter, incomplete: str
-) -> list[CompletionItem]:
-    """``name:version`` and ``name:tag``."""
+def _references(context: click.Context) -> list[str]:
     entries = open_catalog().entries()
-    found = sorted({entry.reference for entry in entries} | {f"{e.name}:{tag}" for e in entries for tag in e.tags})
-    return [CompletionItem(reference) for reference in found if reference.startswith(incomplete)]
+    return sorted({entry.reference for entry in entries} | {f"{e.name}:{tag}" for e in entries for tag in e.tags})
 
 
-def complete_tag(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Tags of the name that was given before."""
+def _tags(context: click.Context) -> list[str]:
+    """Of the name that was given before."""
     from aenv_run.types import Name
 
     name = context.params.get("name")
-    tags = open_catalog().tags(Name(name)) if name else ()
-    return [CompletionItem(tag) for tag in tags if tag.startswith(incomplete)]
+    return [str(tag) for tag in open_catalog().tags(Name(name))] if name else []
+
+
+complete_sandbox = _candidates(_sandbox_ids)
+#: ``name:version`` of the catalog.
+complete_snapshot = _candidates(lambda context: [entry.reference for entry in open_catalog().entries()])
+complete_name = _candidates(lambda context: [str(name) for name in open_catalog().names()])
+#: ``name:version`` and ``name:tag``.
+complete_reference = _candidates(_references)
+complete_tag = _candidates(_tags)
 
 
 def _require(context: click.Context, parameter: click.Parameter, keys: tuple[str, ...]) -> None:

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import click
 
 from aenv_run.amounts import size
-from aenv_run.blocks.budget import read_counters
+from aenv_run.blocks.budget import Counters, read_counters
 from aenv_run.cache import BlobCache
-from aenv_run.cache_limit import trim, usage
-from aenv_run.cli.arguments import open_catalog
+from aenv_run.cache_limit import CacheUsage, Trimmed, trim, usage
+from aenv_run.cli.arguments import open_catalog, server
+from aenv_run.cli.host import flags, run_there
 from aenv_run.cli.output import json_option, print_json, spinner
 from aenv_run.config import cache_limit_bytes
 from aenv_run.paths import Home
+from aenv_run.types import Model
 
 #: Blobs that are fetched at a time.
 AT_ONCE = 4
+
+
+class Shown(CacheUsage):
+    """What `aenv cache show` prints."""
+
+    limit_bytes: int
+    on_demand: Counters
+
+
+class Prefetched(Model):
+    """What `aenv cache prefetch` prints."""
+
+    blobs: int
+    fetched: int
+    fetched_bytes: int
 
 
 @click.group()
@@ -33,16 +50,16 @@ def show(as_json: bool) -> None:
     Blobs that a sandbox or the repository itself holds too take no space of the cache's own. Partial ones are
     layers that are read on demand; hits and misses count their chunks.
     """
-    root = Home.default().cache
-    found, limit_bytes, counters = usage(root), cache_limit_bytes(), read_counters(root)
+    there = server()
+    found = run_there(there, ("cache", "show"), Shown)[0] if there else _look(Home.default().cache)
     if as_json:
-        on_demand = dataclasses.asdict(counters)
-        print_json({**found.model_dump(), "limit_bytes": limit_bytes, "on_demand": on_demand})
+        print_json(found)
         return
+    counters = found.on_demand
     click.echo(f"blobs      {found.blobs}")
     click.echo(f"partial    {found.partial_blobs}, {size(found.partial_bytes)}")
     click.echo(f"warm       {found.warm_images} images of machines that have booted")
-    click.echo(f"own        {size(found.own_bytes)} of at most {size(limit_bytes)}")
+    click.echo(f"own        {size(found.own_bytes)} of at most {size(found.limit_bytes)}")
     click.echo(f"shared     {size(found.shared_bytes)}")
     click.echo(
         f"on demand  {counters.hits} hits, {counters.misses} misses ({counters.shared} shared), "
@@ -51,11 +68,27 @@ def show(as_json: bool) -> None:
     )
 
 
+def _look(root: Path) -> Shown:
+    return Shown(**usage(root).model_dump(), limit_bytes=cache_limit_bytes(), on_demand=read_counters(root))
+
+
 @cache.command(epilog="\b\nExample:\n  aenv cache prefetch swe-task:3")
 @click.argument("reference")
 @json_option
 def prefetch(reference: str, as_json: bool) -> None:
     """Fetch all of a snapshot ahead, so that its launches open files and read nothing over a network."""
+    there = server()
+    if there is not None:
+        done, _ = run_there(there, ("cache", "prefetch"), Prefetched, arguments=(reference,))
+    else:
+        done = _prefetch(reference)
+    if as_json:
+        print_json(done)
+        return
+    click.echo(f"{done.blobs} blobs, {done.fetched} of them fetched now ({size(done.fetched_bytes)})")
+
+
+def _prefetch(reference: str) -> Prefetched:
     names, home = open_catalog(), Home.default()
     snapshot = names.repository.snapshot(names.resolve(reference).snapshot_id)
     blobs = list(dict.fromkeys(snapshot.blobs()))
@@ -65,10 +98,7 @@ def prefetch(reference: str, as_json: bool) -> None:
         for _ in pool.map(local.path, missing):
             pass
     fetched_bytes = sum(blob.size_bytes for blob in missing)
-    if as_json:
-        print_json({"blobs": len(blobs), "fetched": len(missing), "fetched_bytes": fetched_bytes})
-        return
-    click.echo(f"{len(blobs)} blobs, {len(missing)} of them fetched now ({size(fetched_bytes)})")
+    return Prefetched(blobs=len(blobs), fetched=len(missing), fetched_bytes=fetched_bytes)
 
 
 @cache.command(epilog="\b\nExamples:\n  aenv cache prune\n  aenv cache prune --all")
@@ -76,7 +106,11 @@ def prefetch(reference: str, as_json: bool) -> None:
 @json_option
 def prune(everything: bool, as_json: bool) -> None:
     """Remove the least recently used blobs now. What a sandbox uses, or asked for just now, stays."""
-    done = trim(Home.default().cache, 0 if everything else cache_limit_bytes())
+    there = server()
+    if there is not None:
+        done, _ = run_there(there, ("cache", "prune"), Trimmed, flags(all=everything))
+    else:
+        done = trim(Home.default().cache, 0 if everything else cache_limit_bytes())
     if as_json:
         print_json(done)
         return

@@ -6,7 +6,7 @@ import click
 
 from aenv_run.amounts import moment_age, size
 from aenv_run.catalog import Built, Entry, Reference, Resolved, with_labels
-from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog
+from aenv_run.cli.arguments import complete_name, complete_snapshot, open_catalog, server
 from aenv_run.cli.catalog_diff import diff
 from aenv_run.cli.catalog_exchange import export_snapshot, import_snapshot
 from aenv_run.cli.catalog_graph import draw
@@ -55,7 +55,9 @@ def list_entries(name: str | None, labels: tuple[str, ...], as_json: bool) -> No
         ]
         for entry in entries
     ]
-    where, directory = printable(repository_name(None, Home.default())), repository_directory(None, Home.default())
+    there = server()
+    where = printable(there.url if there else repository_name(None, Home.default()))
+    directory = None if there else repository_directory(None, Home.default())
     if directory is not None and not directory.exists():
         where += ", which does not exist yet"
     empty = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from aenv_run.catalog.retention import Rules, decide, retain
-from aenv_run.cli.arguments import complete_name, open_catalog, parse_age
+from aenv_run.cli.arguments import complete_name, open_catalog, parse_age, server
 from aenv_run.cli.output import json_option, print_json, print_table
 from aenv_run.garbage.leases import held_snapshots
 from aenv_run.paths import Home
@@ -39,7 +39,9 @@ def retain_versions(
     """
     names = open_catalog()
     rules = Rules(newest=keep, older_than_s=parse_age(older_than) if older_than else None, keep_tagged=keep_tagged)
-    used = {**held_snapshots(names.repository), **used_snapshots(Home.default())}
+    # A server's own sandboxes are among those that the repository says are held.
+    ours = used_snapshots(Home.default()) if server() is None else {}
+    used = {**held_snapshots(names.repository), **ours}
     decisions = (decide if dry_run else retain)(names, Name(name), rules, used)
     if as_json:
         print_json({"dry_run": dry_run, "versions": [one.model_dump(mode="json") for one in decisions]})

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import click
 
 from aenv_run.amounts import size
 from aenv_run.check import Report
 from aenv_run.check import check as examine
+from aenv_run.cli.arguments import server, the_repository
+from aenv_run.cli.host import flags, run_there
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
-from aenv_run.config import open_repository
 from aenv_run.errors import CorruptData
-from aenv_run.garbage.repair import repair
-from aenv_run.paths import Home
+from aenv_run.garbage.repair import Moved, Repaired, repair
 from aenv_run.printable import printable
+from aenv_run.types import Model
+
+
+class Mended(Model):
+    """What `aenv check --repair` prints: ``Repaired``, and what people do next."""
+
+    moved: tuple[Moved, ...]
+    lost: tuple[str, ...]
+    report: Report
+    next_steps: tuple[str, ...]
+
+    @classmethod
+    def of(cls, done: Repaired) -> Self:
+        """The same, said."""
+        return cls(moved=done.moved, lost=done.lost, report=done.report, next_steps=done.next_steps)
 
 
 @click.command(epilog="\b\nExamples:\n  aenv check\n  aenv check --deep --json\n  aenv check --deep --repair")
@@ -28,8 +45,11 @@ def check(deep: bool, repairing: bool, as_json: bool) -> int:
     """
     if repairing:
         return _repair(deep, as_json)
-    with spinner("reading the repository"):
-        report = examine(open_repository(None, Home.default()), deep=deep)
+    if (there := server()) is not None:
+        report, _ = run_there(there, ("check",), Report, flags(deep=deep))
+    else:
+        with spinner("reading the repository"):
+            report = examine(the_repository(), deep=deep)
     if as_json:
         print_json(report)
         return 0 if report.ok else CorruptData.exit_code
@@ -51,15 +71,14 @@ def check(deep: bool, repairing: bool, as_json: bool) -> int:
 
 
 def _repair(deep: bool, as_json: bool) -> int:
-    with spinner("repairing the repository"):
-        done = repair(
-            open_repository(None, Home.default()),
-            deep=deep,
-            tell=lambda line: click.echo(printable(line), err=True),
-        )
+    if (there := server()) is not None:
+        done, _ = run_there(there, ("check",), Mended, flags(deep=deep, repair=True))
+    else:
+        with spinner("repairing the repository"):
+            done = Mended.of(repair(the_repository(), deep=deep, tell=_tell))
     code = 0 if done.report.ok else CorruptData.exit_code
     if as_json:
-        print_json({**done.model_dump(mode="json"), "next_steps": list(done.next_steps)})
+        print_json(done)
         return code
     if done.moved:
         print_table(["MOVED", "TO", "WHY"], [[one.key, one.to, one.why] for one in done.moved])
@@ -78,6 +97,10 @@ def _warn(report: Report) -> None:
         click.echo(
             f"warning: {printable(one.about)}: {printable(one.detail)}\n  fix: {printable(one.fix)}", err=True
         )
+
+
+def _tell(line: str) -> None:
+    click.echo(printable(line), err=True)
 
 
 def _table(report: Report) -> None:

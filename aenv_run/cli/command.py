@@ -37,6 +37,7 @@ COMMANDS: Table = {
     "doctor": ("doctor", "doctor", "what works on this machine, what is missing and how to get it"),
     "serve": ("serve", "serve", "serve the HTTP API that E2B's SDKs speak"),
     "node": ("node", "node", "the node process that keeps the sandboxes"),
+    "auth": ("auth", "auth", "say which server the other commands speak to"),
     "completion": ("completion", "completion", "print the completion script of a shell"),
 }
 
@@ -81,7 +82,8 @@ An id may be shortened as long as it is unique. AENV_HOME says where everything 
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 @click.version_option(package_name="aenv", prog_name="aenv")
-def cli() -> None:
+@click.option("--local", is_flag=True, help="This machine, whatever `aenv auth` or AENV_API_URL say.")
+def cli(local: bool) -> None:
     """Launch, pause, fork and snapshot sandboxes."""
 
 

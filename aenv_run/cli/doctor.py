@@ -6,9 +6,11 @@ import os
 
 import click
 
+from aenv_run.cli.arguments import server
+from aenv_run.cli.host import run_there
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.cli.signals import run_async
-from aenv_run.doctor import Check, examine
+from aenv_run.doctor import Check, Report, examine
 from aenv_run.paths import Home
 from aenv_run.printable import printable, printable_lines
 
@@ -17,8 +19,12 @@ from aenv_run.printable import printable, printable_lines
 @json_option
 def doctor(as_json: bool) -> int:
     """Say what works on this machine, what is missing and how to get it. Exit code 69 when nothing can run."""
-    with spinner("looking"):
-        report = run_async(examine(Home.default(), os.environ.get("AENV_DRIVER", "auto")))
+    there = server()
+    if there is not None:
+        report, _ = run_there(there, ("doctor",), Report)
+    else:
+        with spinner("looking"):
+            report = run_async(examine(Home.default(), os.environ.get("AENV_DRIVER", "auto")))
     if as_json:
         print_json(report)
         return 0 if report.healthy else 69
@@ -32,7 +38,7 @@ def doctor(as_json: bool) -> int:
     click.echo(click.style("network", bold=True) + f" - {says}")
     print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.network])
     click.echo()
-    click.echo(click.style("this node", bold=True))
+    click.echo(click.style("this node" if there is None else there.url, bold=True))
     print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.checks])
     click.echo()
     if report.chosen is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import click
 
 from aenv_run.amounts import size
-from aenv_run.catalog.usage import Used, usage
-from aenv_run.cli.arguments import complete_snapshot, open_catalog
+from aenv_run.catalog.usage import Usage, Used, usage
+from aenv_run.cli.arguments import complete_snapshot, open_catalog, server
+from aenv_run.cli.host import run_there
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 
 EPILOG = """\b
@@ -25,8 +26,11 @@ snapshots too, such as the steps of a build. `aenv gc --dry-run` says what nothi
 @json_option
 def du(references: tuple[str, ...], as_json: bool) -> None:
     """Say what names, or the versions of one, take in the repository."""
-    with spinner("reading the repository"):
-        found = usage(open_catalog(), references)
+    if (there := server()) is not None:  # what files take on its disk is known there
+        found, _ = run_there(there, ("du",), Usage, arguments=references)
+    else:
+        with spinner("reading the repository"):
+            found = usage(open_catalog(), references)
     if as_json:
         print_json(found)
         return

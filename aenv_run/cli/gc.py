@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from aenv_run.amounts import duration, size
-from aenv_run.cli.arguments import parse_age
+from aenv_run.cli.arguments import parse_age, server
+from aenv_run.cli.host import flags, run_there
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.config import open_repository
 from aenv_run.garbage.collect import Collected, Rules, collect
-from aenv_run.garbage.holders import Holding
+from aenv_run.garbage.holders import Dropped, Holding
 from aenv_run.garbage.holders import drop_holder as forget_holder
 from aenv_run.paths import Home
 from aenv_run.printable import printable
@@ -58,10 +59,10 @@ def gc(
     as_json: bool,
 ) -> None:
     """Delete snapshots and blobs that nothing needs."""
-    home = Home.default()
-    repository = open_repository(None, home)
+    there = server()
     if drop_holder is not None:
-        dropped = forget_holder(repository, drop_holder, force=force, dry_run=dry_run)
+        given = flags(drop_holder=drop_holder, force=force, dry_run=dry_run)
+        dropped = run_there(there, ("gc",), Dropped, given)[0] if there else _drop(drop_holder, force, dry_run)
         if as_json:
             print_json(dropped)
         else:
@@ -75,10 +76,34 @@ def gc(
         require_refs=not allow_no_refs,
         dry_run=dry_run,
     )
+    if there is not None:
+        given = flags(
+            dry_run=dry_run,
+            grace=grace,
+            build_cache_older_than=build_cache_older_than,
+            quarantine_older_than=quarantine_older_than,
+            allow_no_refs=allow_no_refs,
+        )
+        done, _ = run_there(there, ("gc",), Collected, given)
+    else:
+        done = _collect(rules)
+    if as_json:
+        print_json(done)
+    else:
+        _say(done)
+
+
+def _drop(id: str, force: bool, dry_run: bool) -> Dropped:
+    return forget_holder(open_repository(None, Home.default()), id, force=force, dry_run=dry_run)
+
+
+def _collect(rules: Rules) -> Collected:
+    home = Home.default()
+    repository = open_repository(None, home)
     so_far: list[Collected] = []
     try:
         with spinner("collecting garbage"):
-            done = collect(
+            return collect(
                 repository,
                 rules,
                 lambda: used_snapshots(home),
@@ -89,10 +114,6 @@ def gc(
         if so_far:
             _say(so_far[-1])
         raise
-    if as_json:
-        print_json(done)
-    else:
-        _say(done)
 
 
 def _say(done: Collected) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
+from aenv_run.cli.arguments import node_client
 from aenv_run.cli.output import json_option, print_json
 from aenv_run.cli.signals import run_async
-from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import Health
 
 
@@ -21,7 +21,7 @@ def status(as_json: bool) -> int:
     """Say whether it runs (exit code 0) or not (3), and which driver it uses. Starts nothing."""
 
     async def ask() -> tuple[Health | None, str]:
-        client = NodeClient()
+        client = node_client()
         health = await client.health()
         return health, (await client.driver()).why if health is not None and health.ready else ""
 
@@ -43,5 +43,5 @@ def status(as_json: bool) -> int:
 @click.option("--kill", is_flag=True, help="Kill every live sandbox first. Paused ones stay.")
 def stop(kill: bool) -> None:
     """End it. Sandboxes run on (unless --kill) and the next command takes them over."""
-    stopped = run_async(NodeClient().shutdown(kill=kill))
+    stopped = run_async(node_client().shutdown(kill=kill))
     click.echo("stopped" if stopped else "it was not running", err=True)

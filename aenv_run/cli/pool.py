@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import click
 
-from aenv_run.cli.arguments import complete_snapshot, require_signature_option
+from aenv_run.cli.arguments import complete_snapshot, node_client, require_signature_option
 from aenv_run.cli.output import json_option, print_json, print_table
 from aenv_run.cli.signals import run_async
-from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import MAX_POOL, PoolRequest
 from aenv_run.printable import printable
 
@@ -27,7 +26,7 @@ def pool() -> None:
 @json_option
 def list_pools(as_json: bool) -> None:
     """Show each pool: how many stand ready, and how many launches found one (TAKEN) or none (MISSED)."""
-    pools = run_async(NodeClient().pools())
+    pools = run_async(node_client().pools())
     if as_json:
         print_json(pools)
         return
@@ -56,7 +55,7 @@ def set_pool(snapshot: str, low: int | None, high: int, as_json: bool) -> None:
     The pool is of the snapshot that the name means now: set it again when the name moves.
     """
     request = PoolRequest(snapshot=snapshot, low=high if low is None else low, high=high)
-    info = run_async(NodeClient().set_pool(request))
+    info = run_async(node_client().set_pool(request))
     if as_json:
         print_json(info)
     else:
@@ -67,4 +66,4 @@ def set_pool(snapshot: str, low: int | None, high: int, as_json: bool) -> None:
 @click.argument("snapshot", shell_complete=complete_snapshot)
 def remove(snapshot: str) -> None:
     """End a pool and the machines that stand ready in it. Sandboxes that came from it run on."""
-    run_async(NodeClient().remove_pool(snapshot))
+    run_async(node_client().remove_pool(snapshot))

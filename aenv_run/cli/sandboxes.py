@@ -12,6 +12,7 @@ from aenv_run.amounts import age, duration
 from aenv_run.cli.arguments import (
     complete_sandbox,
     complete_snapshot,
+    node_client,
     open_sandbox,
     pairs,
     parse_duration,
@@ -23,7 +24,6 @@ from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.cli.signals import run_async
 from aenv_run.errors import AenvError, InvalidInput, NotFound
 from aenv_run.lifecycle import State
-from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import (
     CreateRequest,
     ForkEntry,
@@ -98,7 +98,7 @@ def start(
     )
     started_s = time.monotonic()
     with spinner(f"launching {snapshot}"):
-        info = run_async(NodeClient().create(request))
+        info = run_async(node_client().create(request))
     if as_json:
         print_json(info)
         return
@@ -144,8 +144,10 @@ def list_sandboxes(everything: bool, as_json: bool) -> None:
 
 async def _list_without_starting() -> list[SandboxInfo]:
     """Without any sandbox on disk there is no reason to start a node."""
-    client = NodeClient()
+    client = node_client()
     sandboxes = client.home.sandboxes
+    if client.server is not None:
+        return await client.list()
     if not sandboxes.is_dir() or not any(sandboxes.iterdir()):
         return []
     return await client.list()
@@ -163,7 +165,7 @@ def _ends_in(info: SandboxInfo) -> str:
 def pause(sandbox_id: str, no_hooks: bool) -> None:
     """Keep memory and disk in files and end the machine. Its time to live stops counting."""
     with spinner("pausing"):
-        info = run_async(NodeClient().pause(sandbox_id, PauseRequest(hooks=not no_hooks)))
+        info = run_async(node_client().pause(sandbox_id, PauseRequest(hooks=not no_hooks)))
     click.echo(info.sandbox_id)
 
 
@@ -176,7 +178,7 @@ def resume(sandbox_id: str, ttl: str, cold: bool, no_hooks: bool) -> None:
     """Go on where `aenv pause` stopped."""
     request = ResumeRequest(timeout_s=parse_duration(ttl), cold=cold, hooks=not no_hooks)
     with spinner("resuming"):
-        info = run_async(NodeClient().resume(sandbox_id, request))
+        info = run_async(node_client().resume(sandbox_id, request))
     click.echo(info.sandbox_id)
 
 
@@ -189,7 +191,7 @@ def reset(sandbox_id: str, ttl: str) -> None:
     The sandbox is killed; with a pool of the snapshot (`aenv pool`) the new one stands ready.
     """
     with spinner("resetting"):
-        info = run_async(NodeClient().reset(sandbox_id, ResetRequest(timeout_s=parse_duration(ttl))))
+        info = run_async(node_client().reset(sandbox_id, ResetRequest(timeout_s=parse_duration(ttl))))
     click.echo(info.sandbox_id)
 
 
@@ -213,7 +215,7 @@ async def _fork_each(sandbox_id: str, request: ForkRequest, *, show: bool) -> li
     entries: list[ForkEntry] = []
     with ExitStack() as waiting:
         waiting.enter_context(spinner(f"forking into {request.count}"))
-        async for line in NodeClient().fork_each(sandbox_id, request):
+        async for line in node_client().fork_each(sandbox_id, request):
             if not isinstance(line, ForkEntry):
                 continue
             entries.append(line)
@@ -235,7 +237,7 @@ def _print_child(entry: ForkEntry) -> None:
 @click.argument("ttl", metavar="TIME")
 def timeout(sandbox_id: str, ttl: str) -> None:
     """Let a running sandbox live TIME (300, 90s, 5m, 2h) from now on."""
-    run_async(NodeClient().set_timeout(sandbox_id, TimeoutRequest(timeout_s=parse_duration(ttl))))
+    run_async(node_client().set_timeout(sandbox_id, TimeoutRequest(timeout_s=parse_duration(ttl))))
 
 
 @click.command("rm", epilog="\b\nExamples:\n  aenv rm s4f s9k\n  aenv rm --all")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import click
 
 from aenv_run.catalog import require_publishable
-from aenv_run.cli.arguments import pairs, sandbox_argument
+from aenv_run.cli.arguments import node_client, pairs, sandbox_argument
 from aenv_run.cli.output import json_option, print_json, spinner
 from aenv_run.cli.signals import run_async
 from aenv_run.hooks import Hook
-from aenv_run.node_client import NodeClient
 from aenv_run.node_wire import SnapshotRequest
 from aenv_run.types import Name, Tag
 
@@ -64,7 +63,7 @@ def create(
     if request.name is not None:
         require_publishable(request.name)
     with spinner("committing"):
-        reply = run_async(NodeClient().snapshot(sandbox_id, request))
+        reply = run_async(node_client().snapshot(sandbox_id, request))
     if as_json:
         print_json(reply)
         return

@@ -129,8 +129,6 @@ class StoreLink:
         self, method: str, path: str, params: Params | None, content: bytes | Iterator[bytes] | None
     ) -> Iterator[httpx.Response]:
         more = {DIGEST_HEADER: hashlib.sha256(content).hexdigest()} if isinstance(content, bytes) else {}
-        if path == "/clear":
-            more["Content-Type"] = "application/json"
         with (
             self.faults(f"{method} {path}"),
             self._http().stream(

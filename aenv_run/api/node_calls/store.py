@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ValidationError
 from starlette.responses import Response, StreamingResponse
 
 from aenv_run.api.node_calls.route import CallRoute, body_of
+from aenv_run.api.server import Serving
+from aenv_run.config import repository_name
 from aenv_run.errors import AenvError, InvalidInput, StoreUnavailable, TooLarge
 from aenv_run.node_wire import ErrorBody, known
 from aenv_run.scratch import scratch
@@ -52,9 +55,10 @@ class Place:
     staging: Path
 
 
-async def place(request: Request) -> Place:
+async def place(serving: Serving) -> Place:
     """The dependency: the home's repository."""
-    raise InvalidInput("this server has no repository")
+    found = await serving.catalog()
+    return Place(found.repository.store, repository_name(None, serving.home), serving.home.staging)
 
 
 Here = Annotated[Place, Depends(place)]
@@ -236,8 +240,12 @@ async def delete(place: Here, key: Key) -> Response:
 
 
 @router.post("/clear", status_code=204)
-async def clear(place: Here, row: StrayRow) -> Response:
+async def clear(request: Request, place: Here) -> Response:
     """See ``Store.clear``; the store looks itself whether that is an unfinished write of its own."""
+    try:
+        row = StrayRow.model_validate_json(await _whole(request))
+    except ValidationError:
+        raise InvalidInput("the body is no unfinished write") from None
     if row.kind != "temporary":
         raise InvalidInput(f"{row.path} is no unfinished write")
     await in_thread(place.store.clear, Stray("temporary", row.path, row.detail, row.modified_s))
