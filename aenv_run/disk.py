@@ -25,8 +25,10 @@ UNDERSTOOD = INCOMPATIBLE_DIRTY | INCOMPATIBLE_COMPRESSION | INCOMPATIBLE_EXTEND
 IMAGE_UUID = "5a1f1d6e-0a3b-4c55-9a3e-aeaeaeaeaeae"
 IMAGE_TIME_S = 1_700_000_000
 
-#: How long an engine waits for the next block server when one died.
-RECONNECT_S = 30
+#: How long an engine waits for the next block server when one died. QEMU tries after 0, 1, 3, 7, 15, 31 s and then
+#: every 16 s: with 30 a server that is back after 16 s would be noticed too late, and each read until the next try
+#: would fail. A capture waits as long. An engine that begins has just seen the server: it waits less.
+RECONNECT_S, OPEN_S = 120, 30
 
 Node = dict[str, "NodeValue"]
 NodeValue = str | int | bool | None | Node
@@ -123,7 +125,7 @@ def _served_node(layer: ServedLayer, name: str) -> Node:
         "export": layer.export,
         "read-only": True,
         "reconnect-delay": RECONNECT_S,
-        "open-timeout": RECONNECT_S,
+        "open-timeout": OPEN_S,
     }
 
 

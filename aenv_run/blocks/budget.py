@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections import OrderedDict
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,7 +75,12 @@ class Budget:
     def shrink(self, wanted_bytes: int) -> int:
         """Give back at least so much, if there is so much; how much it was."""
         freed_bytes = 0
-        while freed_bytes < wanted_bytes and self._order:
-            (file, index), _ = self._order.popitem(last=False)
-            freed_bytes += file.drop(index)
+        with ExitStack() as stack:
+            changing: set[ChunkFile] = set()
+            while freed_bytes < wanted_bytes and self._order:
+                (file, index), _ = self._order.popitem(last=False)
+                if file not in changing:
+                    stack.enter_context(file.changing())
+                    changing.add(file)
+                freed_bytes += file.drop(index)
         return freed_bytes

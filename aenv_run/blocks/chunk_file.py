@@ -12,6 +12,8 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
@@ -88,15 +90,34 @@ class ChunkFile:
             os.close(self._fd)
             self._fd = -1
 
+    def is_there(self) -> bool:
+        """Whether it still has its name; of a whole one that is another's care."""
+        try:
+            return self.is_whole or os.path.samestat(self.path.lstat(), os.fstat(self._fd))
+        except OSError:
+            return False
+
     def length(self, index: int) -> int:
         """The size of a chunk."""
         return self.table.length(index)
 
-    def has(self, index: int) -> bool:
-        """Whether the chunk is here and right. A candidate is digested now, and so is each one after a change of
-        the file that was not ours."""
-        if self._states[index] in (_GOOD, _CANDIDATE) and self._identify() != self._identity:
+    def look(self) -> None:
+        """Once for each request, before ``has``: after a change of the file that was not ours nothing of it is
+        believed before it is digested again."""
+        if self._identify() != self._identity:
             self._suspect()
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """``put`` and ``drop`` are called inside: one look before and one after all of them."""
+        self.look()
+        try:
+            yield
+        finally:
+            self._identity = self._identify()
+
+    def has(self, index: int) -> bool:
+        """Whether the chunk is here and right. A candidate is digested now."""
         state = self._states[index]
         if state == _CANDIDATE:
             data = os.pread(self._fd, self.length(index), index * self.table.chunk_bytes)
@@ -129,14 +150,11 @@ class ChunkFile:
         """Keep a chunk whose bytes were verified; False when this node has no room for it, or cannot write."""
         if self._states[index] in (_GOOD, _ZERO) or self.is_whole:
             return True
-        if self._identify() != self._identity:
-            self._suspect()
         try:
             free_bytes, wanted_bytes = _room(self._fd)
             if (wanted_bytes - free_bytes) * 2 > wanted_bytes:
                 return False
             write_at(self._fd, data, index * self.table.chunk_bytes)
-            self._identity = self._identify()
         except OSError:
             self._states[index] = _ABSENT  # a part of it may be there
             return False
@@ -152,7 +170,6 @@ class ChunkFile:
         start = index * self.table.chunk_bytes
         if _LIBC.fallocate(self._fd, _PUNCH_HOLE_KEEP_SIZE, ctypes.c_long(start), ctypes.c_long(length)) != 0:
             return 0  # the file system has no holes: its bytes stay, and are not believed
-        self._identity = self._identify()
         return length
 
     def _identify(self) -> tuple[int, int]:

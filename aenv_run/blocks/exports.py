@@ -8,10 +8,12 @@ manifest that names the same blob with a table of other bytes never meets them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
 import time
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal, Self
@@ -20,10 +22,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from aenv_run.cache_limit import PARTIAL
 from aenv_run.errors import AenvError, CorruptData, NotFound, from_wire
+from aenv_run.paths import Home
 from aenv_run.snapshot import Blob
 from aenv_run.types import Model
 
 MAX_BYTES = 64 << 10
+#: What a user's hard link of an export is called.
+SERVED = ".served"
+_CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 #: Sources of the same bytes that are looked at.
 MAX_ALIKE = 8
 
@@ -66,11 +72,28 @@ class Trouble(Model):
         return from_wire(self.code, self.message, self.fix)
 
 
+def read_export(path: Path) -> Export | None:
+    """That of a file; None when it has none."""
+    try:
+        with path.open("rb") as file:
+            return Export.model_validate_json(file.read(MAX_BYTES))
+    except (OSError, ValueError, ValidationError):
+        return None
+
+
+def held_exports(home: Home) -> Iterator[Path]:
+    """What machines of the home have open, or had when their node died."""
+    yield from home.sandboxes.glob(f"*/below/*{SERVED}")
+    yield from home.staging.glob(f"**/*-below/*{SERVED}")
+
+
 class Exports:
     """The files of one cache. Processes may use them at the same time."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, holders: Callable[[], Iterable[Path]] = tuple) -> None:
+        """Of the cache ``root``; ``holders`` are the files that users have, by which a lost one is put back."""
         self.directory = root / PARTIAL
+        self._holders = holders
 
     def add(self, export: Export, holder: Path) -> None:
         """Let it be served for as long as ``holder``, a new name of its file, is there."""
@@ -81,21 +104,37 @@ class Exports:
                 _replace(path, export.model_dump_json().encode())
             with suppress(FileNotFoundError):  # a trim was faster
                 os.utime(path)
-                os.link(path, holder)
+                try:
+                    os.link(path, holder)
+                except OSError as error:
+                    if error.errno not in _CANNOT_LINK:
+                        raise
+                    # The cache is on another file system. A trim does not see a copy: ``find`` looks for it.
+                    _replace(holder, export.model_dump_json().encode())
                 return
         raise NotFound(f"{path} does not stay", fix="try again")
 
     def find(self, name: str) -> Export:
         """``NotFound`` unless it may be served."""
         path = self._path(name)
-        try:
-            with path.open("rb") as file:
-                found = Export.model_validate_json(file.read(MAX_BYTES))
-        except (OSError, ValueError, ValidationError):
-            raise NotFound(f"nothing is served as {name[:80]!r}") from None
+        found = read_export(path) or self._put_back(name)
+        if found is None:
+            raise NotFound(f"nothing is served as {name[:80]!r}")
         if found.name != name:
             raise CorruptData(f"{path} is that of another export")
         return found
+
+    def _put_back(self, name: str) -> Export | None:
+        """The cache may be emptied at any time, also while a machine reads."""
+        for holder in self._holders():
+            export = read_export(holder)
+            if export is not None and export.name == name:
+                with suppress(OSError):
+                    self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    with suppress(FileExistsError):
+                        os.link(holder, self._path(name))
+                return export
+        return None
 
     def alike(self, export: Export) -> list[Export]:
         """The same bytes of other repositories, as far as they may be served too."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
-from aenv_run.blocks.exports import MAX_BYTES, Export, Exports
+from aenv_run.blocks.exports import SERVED, Export, Exports, read_export
 from aenv_run.blocks.starting import BlockServerProcess
 from aenv_run.cache import BlobCache
 from aenv_run.errors import AenvError
@@ -18,7 +16,7 @@ from aenv_run.nbd import DiskLayer, ServedLayer
 from aenv_run.paths import Home
 from aenv_run.snapshot import Blob
 
-SERVED, FILE = ".served", ".qcow2"
+FILE = ".qcow2"
 
 
 @dataclass(frozen=True)
@@ -68,10 +66,8 @@ class Layers:
         """Why layers that are held there cannot be read now."""
         found = []
         for path in sorted(directory.glob(f"*{SERVED}")):
-            try:
-                with path.open("rb") as file:
-                    export = Export.model_validate_json(file.read(MAX_BYTES))
-            except (OSError, ValueError, ValidationError):
+            export = read_export(path)
+            if export is None:
                 continue
             if (trouble := Exports(self.home.cache).trouble(export.name)) is not None:
                 found.append(trouble.error())

@@ -1,7 +1,7 @@
 """The block server's process: ``python -m aenv_run.blocks.process --home DIR``. Started when it is needed.
 
 One for a home. It ends when nobody is connected. Its death harms nobody: engines wait for the next one, and what
-it had fetched is there.
+it had fetched is there. The process that serves is the child of one that only waits, and starts the next one.
 """
 
 from __future__ import annotations
@@ -14,13 +14,17 @@ import logging.handlers
 import os
 import signal
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from aenv_run.blocks.budget import read_counters, save_counters
+from aenv_run.blocks.exports import held_exports
 from aenv_run.blocks.fetch import Fetcher
 from aenv_run.blocks.opening import Repositories
 from aenv_run.blocks.server import BlockServer
+from aenv_run.blocks.starting import ALREADY_RUNS
 from aenv_run.config import cache_limit_bytes, fills_idle, store_patience_s
 from aenv_run.node_socket import FileLock, listen
 from aenv_run.paths import Home
@@ -32,7 +36,8 @@ IDLE_S = 2.0
 HANDOVER_S = 15.0
 MAX_LOG_BYTES = 2 << 20
 SAVE_S = 2.0
-ALREADY_RUNS = 75
+#: One that dies so soon so often is not started again: whoever needs it is told.
+QUICK_S, MAX_QUICK = 5.0, 10
 
 
 async def serve(home: Home, meet: str = "", idle_s: float = IDLE_S) -> None:
@@ -45,6 +50,7 @@ async def serve(home: Home, meet: str = "", idle_s: float = IDLE_S) -> None:
         limit_bytes=cache_limit_bytes(),
         fetcher=fetcher,
         take_in=repositories.take_in,
+        holders=lambda: held_exports(home),
         fill_idle=fills_idle(),
     )
     stop = asyncio.Event()
@@ -98,13 +104,57 @@ def main(argv: list[str] | None = None) -> int:
         time.sleep(0.05)
     _log_to(home.block_log)
     try:
-        asyncio.run(serve(home, options.meet))
-    except Exception:
-        log.exception("the block server failed")
-        raise
+        return looked_after(lambda: asyncio.run(serve(home, options.meet)))
     finally:
         lock.release()
+
+
+def looked_after(serve_once: Callable[[], None]) -> int:
+    """Run it in a child, and again when that dies by accident; its exit code when it has ended as it should.
+
+    So a server that is killed is followed by the next one whether a node lives or not. This process has loaded
+    all that a child needs, and shares that memory with it.
+    """
+    child, told, quick = 0, False, 0
+
+    def tell(number: int, _frame: object) -> None:
+        nonlocal told
+        told = True
+        if child:
+            with suppress(ProcessLookupError):
+                os.kill(child, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, tell)
+    while not told:
+        begun_s = time.monotonic()
+        child = os.fork()
+        if child == 0:
+            _run_child(serve_once)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        child = 0
+        if code == 0 or told:
+            return 0
+        quick = quick + 1 if time.monotonic() - begun_s < QUICK_S else 0
+        log.error("the block server died (%d); the next one is started", code)
+        if quick > MAX_QUICK:
+            return 70
+        time.sleep(0.1 * quick)
     return 0
+
+
+def _run_child(serve_once: Callable[[], None]) -> NoReturn:
+    code = 70
+    try:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_DFL)
+        serve_once()
+        code = 0
+    except BaseException:
+        log.exception("the block server failed")
+    finally:
+        logging.shutdown()
+        os._exit(code)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from aenv_run.blocks.budget import Budget
@@ -62,6 +63,7 @@ class ServedBlob:
     def now(self, offset: int, length: int) -> bytes | None:
         """The bytes if all of them are here."""
         first, last = self._chunks(offset, length)
+        self.file.look()
         if not all(self.file.has(index) for index in range(first, last + 1)):
             return None
         self._fetcher.count(hits=last + 1 - first)
@@ -71,6 +73,7 @@ class ServedBlob:
     async def read(self, offset: int, length: int) -> bytes:
         """The bytes; fetched, if they are not here. The error says why they cannot be had."""
         first, last = self._chunks(offset, length)
+        self.file.look()
         # What is here is taken now: while the rest is waited for it may be dropped.
         parts: list[bytes | asyncio.Future[bytes]] = []
         missed = False
@@ -172,12 +175,19 @@ class ServedBlob:
             del self._flying[index]
             if isinstance(one, AenvError):
                 future.set_exception(one)
-                continue
-            future.set_result(one)
-            if self.file.put(index, one):
-                self._budget.use(self.file, index)
-            self._kept(len(one))  # also of what found no room, so that room is made
+            else:
+                future.set_result(one)
+        self._keep({index: one for index, one in zip(flying, got, strict=True) if isinstance(one, bytes)})
         self._tell(dict(zip(flying, got, strict=True)))
+
+    def _keep(self, chunks: dict[int, bytes]) -> None:
+        if not chunks:
+            return
+        with suppress(OSError), self.file.changing():  # whoever waits has the bytes, whatever this disk does
+            for index, data in chunks.items():
+                if self.file.put(index, data):
+                    self._budget.use(self.file, index)
+        self._kept(sum(len(data) for data in chunks.values()))  # also of what found no room, so that room is made
 
     def _tell(self, got: dict[int, bytes | AenvError]) -> None:
         """What is wrong now: a damaged chunk until it is right, a dead store until it answers."""

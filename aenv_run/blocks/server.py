@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,13 +59,17 @@ class OpenBlob:
 
 @dataclass
 class BlockServer:
-    """Serves until ``close``. ``take_in`` makes a whole file a blob of the cache (``BlobCache.take_in``)."""
+    """Serves until ``close``. ``holders``: see ``Exports``.
+
+    ``take_in`` makes a whole file a blob of the cache (``BlobCache.take_in``).
+    """
 
     root: Path
     opened: Opened
     limit_bytes: int
     fetcher: Fetcher
     take_in: Callable[[Export, Path], None]
+    holders: Callable[[], Iterable[Path]] = tuple
     fill_idle: bool = False
     housekeeping_s: float = HOUSEKEEPING_S
     _blobs: dict[str, OpenBlob] = field(default_factory=dict)
@@ -80,7 +84,7 @@ class BlockServer:
     unsent: Unsent = field(default_factory=Unsent)
 
     def __post_init__(self) -> None:
-        self.exports = Exports(self.root)
+        self.exports = Exports(self.root, self.holders)
 
     async def serve(self, listener: socket.socket) -> None:
         """Accept connections from here to ``close``."""
@@ -260,17 +264,36 @@ class BlockServer:
         while True:
             await asyncio.sleep(min(self.housekeeping_s, 1.0 if self.fill_idle else self.housekeeping_s))
             for blob in list(self._blobs.values()):
+                if not blob.served.file.is_there():
+                    self._begin_anew(blob)
                 if not (blob.promoting or blob.is_false or blob.served.file.is_whole):
                     await self._promote(blob)
             if not self._shrinking and self._blobs:
                 self._shrinking = True
                 await self._shrink_once()
 
+    def _begin_anew(self, blob: OpenBlob) -> None:
+        """Somebody emptied the cache: the file takes space, and nobody would find it again."""
+        old = blob.served.file
+        try:
+            self.exports.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with in_use(self.root):
+                file = ChunkFile(old.path, old.table)
+        except (AenvError, OSError) as error:
+            log.error("the file of blob %s is lost: %s", blob.export.blob.digest, error)
+            return
+        log.warning("the file of blob %s was removed: it begins anew", blob.export.blob.digest)
+        self._budget.remove_file(old)
+        self._budget.add_file(file)
+        blob.served.file = file
+        old.close()
+
     async def _promote(self, blob: OpenBlob) -> None:
         """One that is whole becomes a blob of the cache, which the next machine opens as a file."""
         file = blob.served.file
         if self.fill_idle and file.missing():
             await self._fill(blob)
+        file.look()
         for index in range(file.count):
             if not file.has(index):
                 return

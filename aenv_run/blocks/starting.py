@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 MODULE = "aenv_run.blocks.process"
 START_TIMEOUT_S = 60.0
 POLL_S = 0.02
+#: The exit code of a process that found another one serving.
+ALREADY_RUNS = 75
 
 
 class BlockServerProcess:
@@ -80,9 +82,15 @@ class BlockServerProcess:
         """End it, and start it no more. Blocking."""
         with self._guard:
             self._holding = False
-        if pid := self.pid():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGTERM)
+        for child in self._children:
+            child.terminate()
+        lock = FileLock(self.home.locks / "blocks.lock")
+        while not lock.acquire():  # held by the one that serves, and by the one that looks after it
+            if pid := self.pid():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+            time.sleep(POLL_S)
+        lock.release()
         for child in self._children:
             child.wait()
 
@@ -92,10 +100,21 @@ class BlockServerProcess:
             if time.monotonic() > deadline_s:
                 raise self._fails(f"it did not answer within {START_TIMEOUT_S:g} s")
             if child is None:
-                child = self._spawn()
-            elif child.poll() is not None:
-                raise self._fails(f"it ended as soon as it was started (exit code {child.returncode})")
+                if not self._is_looked_after():
+                    child = self._spawn()
+            elif (code := child.poll()) is not None:
+                if code != ALREADY_RUNS:
+                    raise self._fails(f"it ended as soon as it was started (exit code {code})")
+                child = None
             time.sleep(POLL_S)
+
+    def _is_looked_after(self) -> bool:
+        """A server is there that begins or ends, or the one that starts the next."""
+        lock = FileLock(self.home.locks / "blocks.lock")
+        if not lock.acquire():
+            return True
+        lock.release()
+        return False
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         package = str(Path(__file__).resolve().parent.parent.parent)
