@@ -18,6 +18,7 @@ from aenv_run.network.forward import PublishedPort
 from aenv_run.sandbox_log import LogEntry
 from aenv_run.sandbox_record import Address, Record, Terms
 from aenv_run.signatures import MAX_KEYS
+from aenv_run.text import Labels
 from aenv_run.types import MachineSpec, Model, Name, SandboxId, SnapshotId, Tag
 
 #: A day. A sandbox that should live longer is paused, or asks again.
@@ -282,7 +283,7 @@ class SnapshotRequest(Model):
     name: Name | None = None
     tags: tuple[Tag, ...] = ()
     memory: bool = True
-    labels: dict[str, str] = Field(default_factory=dict, max_length=256)
+    labels: Labels = Field(default_factory=dict, max_length=256)
     on_restore: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
     on_fork: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")
     on_pause: tuple[Hook, ...] | None = Field(None, description="None: those that the sandbox has")

@@ -379,6 +379,7 @@ def _compose(draft: Draft, disk: tuple[Blob, ...], memory: MemoryPart | None) ->
     fields = {name: getattr(draft, name) for name in Draft.model_fields if not name.endswith("_below")}
     try:
         snapshot = Snapshot(disk=disk, memory=memory, **fields)
+        Snapshot.model_validate(snapshot.model_dump())  # parts that were copied with changes were not looked at
     except ValidationError as error:
         raise InvalidInput(f"these parts make no snapshot: {first_error(error)}") from None
     if len(canonical(snapshot, "the manifest")) > MAX_MANIFEST_BYTES:

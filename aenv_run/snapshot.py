@@ -13,12 +13,15 @@ from pydantic import Field, SerializerFunctionWrapHandler, StringConstraints, mo
 from aenv_run.chunk_table import has_table, table_bytes
 from aenv_run.digest import canonical_json
 from aenv_run.hooks import Hooks
+from aenv_run.text import Labels, Moment, ShortLine
 from aenv_run.types import Architecture, Context, Digest, MachineSpec, Model, SnapshotId, StageKey
 
 #: A root disk that is deeper than this is slow to open (measured: depth 30 halves 4k IOPS against depth 10).
 MAX_DISK_LAYERS = 64
 #: No manifest is larger; a store that offers more is lying.
 MAX_MANIFEST_BYTES = 1 << 20
+MAX_BLOB_BYTES = 1 << 60
+MAX_TSC_KHZ = 1_000_000_000
 
 
 class Blob(Model):
@@ -29,7 +32,7 @@ class Blob(Model):
     """
 
     digest: Digest
-    size_bytes: int = Field(ge=0)
+    size_bytes: int = Field(ge=0, le=MAX_BLOB_BYTES)
     chunks: Digest | None = Field(None, description="format 4: digest of the chunk table")
 
     @model_validator(mode="after")
@@ -65,14 +68,14 @@ class MemoryFacts(Model):
     machine (machine type, devices, their order), so that an older shape is refused, never half loaded.
     """
 
-    driver: str
-    vmm_version: str
+    driver: ShortLine
+    vmm_version: ShortLine
     mode: Literal["kvm", "pvm", "tcg", "systrap", "ptrace"]
-    cpu: str
+    cpu: ShortLine
     kernel_digest: Digest
     envd_digest: Digest
-    devices: str
-    tsc_khz: int = 0
+    devices: ShortLine
+    tsc_khz: int = Field(0, ge=0, le=MAX_TSC_KHZ)
 
 
 #: Drivers make file names of roles, so none leads elsewhere.
@@ -93,12 +96,12 @@ class Provenance(Model):
     """Where a snapshot came from. Part of the id: it is a claim of the snapshot, not a note about it."""
 
     recipe_digest: Digest | None = None
-    recipe_name: str | None = None
-    step: str | None = None
+    recipe_name: ShortLine | None = None
+    step: ShortLine | None = None
     stage_key: StageKey | None = None
-    source_commit: str | None = None
-    builder: str = ""
-    created_at: str = Field("", description="RFC 3339, UTC, seconds")
+    source_commit: ShortLine | None = None
+    builder: ShortLine = ""
+    created_at: Moment = Field("", description="RFC 3339, UTC, seconds")
 
 
 class Snapshot(Model):
@@ -116,7 +119,7 @@ class Snapshot(Model):
     disk: tuple[Blob, ...] = Field(min_length=1, max_length=MAX_DISK_LAYERS)
     memory: MemoryPart | None = None
     hooks: Hooks | None = Field(None, description="formats 2 to 4: commands for guests restored from the memory")
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     provenance: Provenance = Field(default_factory=Provenance)
 
     @model_validator(mode="before")

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from aenv_run.digest import canonical_json
 from aenv_run.errors import CorruptData, InvalidInput, Unsupported
+from aenv_run.printable import printable
 from aenv_run.types import Model
 
 M = TypeVar("M", bound=Model)
@@ -54,5 +55,5 @@ def _refuse_newer(model: type[Model], data: bytes, what: str) -> None:
 def first_error(error: ValidationError) -> str:
     """Where and why, in one line."""
     first = error.errors(include_url=False, include_input=False)[0]
-    where = ".".join(str(part) for part in first["loc"])
+    where = ".".join(printable(str(part))[:80] for part in first["loc"])  # a key may be anything
     return f"{where}: {first['msg']}" if where else str(first["msg"])

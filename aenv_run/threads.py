@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import ParamSpec, TypeVar
 
 from aenv_run.errors import Interrupted
@@ -27,7 +28,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
     A cancel loses the result: what has to be closed is made before, and only filled in the thread.
     """
-    return await to_the_end(_patiently(asyncio.to_thread(function, *args, **kwargs)))
+    return await to_the_end(_patiently(partial(function, *args, **kwargs)))
 
 
 async def to_the_end(work: Awaitable[T]) -> T:
@@ -44,9 +45,9 @@ async def to_the_end(work: Awaitable[T]) -> T:
         raise
 
 
-async def _patiently(work: Awaitable[T]) -> T:
+async def _patiently(work: Callable[[], T]) -> T:
     """Its result; ``Interrupted`` when it has not ended GRACE_S after a stop, and then it goes on unseen."""
-    task: asyncio.Future[T] = asyncio.ensure_future(work)
+    task: asyncio.Future[T] = asyncio.ensure_future(asyncio.to_thread(work))
     enough: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     if STOP.asked.is_set():
         _resolve_later(enough)

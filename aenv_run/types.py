@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import secrets
-from typing import ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, GetCoreSchemaHandler
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler
 from pydantic_core import core_schema
 
 from aenv_run.errors import InvalidInput
+from aenv_run.text import PATH_BYTES, Environment, absolute_path, one_line
 
 
 class Id(str):
@@ -111,6 +112,6 @@ class MachineSpec(Model):
 class Context(Model):
     """How commands run in a sandbox unless they say otherwise (as an image's config does)."""
 
-    env: dict[str, str] = Field(default_factory=dict)
-    workdir: str = "/"
-    user: str = "root"
+    env: Environment = Field(default_factory=dict)
+    workdir: Annotated[str, Field(max_length=PATH_BYTES), AfterValidator(absolute_path)] = "/"
+    user: Annotated[str, Field(min_length=1, max_length=256), AfterValidator(one_line)] = "root"

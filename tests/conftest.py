@@ -13,12 +13,17 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import hypothesis
 import pytest
 
 from tests.crash.table import rows
 from tests.leftovers import MARKER, Process, others_work_here, processes, resources
 from tests.s3 import swift
 from tests.s3.server import CREDENTIALS, Server, moto
+
+# How long an example takes is the machine's affair.
+hypothesis.settings.register_profile("aenv", deadline=None)
+hypothesis.settings.load_profile("aenv")
 
 SETTLE_SECONDS = 5.0  # what is being torn down off the path may take this long
 

@@ -6,9 +6,10 @@ import json
 import posixpath
 from collections.abc import Mapping, Sequence
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aenv_run.errors import BaseUnavailable
+from aenv_run.text import Labels
 from aenv_run.types import Architecture, Context, Digest
 
 #: What registries and their clients allow for each.
@@ -23,6 +24,7 @@ _INDEX_TYPES = (
 _NO_IMAGE = ("vnd.docker.reference.type",)
 #: Labels of an output that say what the image would have run.
 LABEL_PREFIX = "aenv.image."
+_LABELS: TypeAdapter[dict[str, str]] = TypeAdapter(Labels)
 
 
 class _Document(BaseModel):
@@ -127,7 +129,11 @@ def parse_manifest(data: bytes, image: str) -> Manifest:
 def parse_config(data: bytes, image: str) -> Config:
     """A config of a container image."""
     try:
-        return Config.model_validate_json(_bounded(data, image))
+        config = Config.model_validate_json(_bounded(data, image))
+        if config.config is not None:  # a snapshot keeps them
+            config.config.context()
+            _LABELS.validate_python(config.config.kept_labels())
+        return config
     except ValidationError as error:
         raise damaged(image, "config", error) from None
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO, Self, cast
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field
 
 from aenv_run.config import open_repository, repository_directory
 from aenv_run.errors import AenvError, CorruptData, NotFound
@@ -34,7 +34,7 @@ class KeptResult(Model):
     """The record at refs/stages/<key> and refs/outputs/<key>. Of a verify: the snapshot that it held for."""
 
     snapshot_id: SnapshotId
-    at: datetime | None = Field(None, description="when; absent in records of older builders")
+    at: AwareDatetime | None = Field(None, description="when; absent in records of older builders")
 
     def of(self, snapshot: Snapshot, origin: str = "") -> Kept:
         """The result with its snapshot."""
@@ -52,7 +52,8 @@ class Kept:
 
 def _made_at(snapshot: Snapshot) -> datetime:
     try:
-        return datetime.fromisoformat(snapshot.provenance.created_at)
+        found = datetime.fromisoformat(snapshot.provenance.created_at)
+        return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
     except ValueError:
         return datetime.min.replace(tzinfo=UTC)  # unknown counts as old
 

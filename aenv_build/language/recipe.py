@@ -13,19 +13,20 @@ from aenv_build.language.recipe_values import (
     Matrix,
     Paths,
     RecipeModel,
-    RelativeOrAbsolute,
     Seconds,
     SecretName,
     SizeMib,
     StepId,
     User,
     Words,
+    Workdir,
     image_name,
     short_form,
 )
 from aenv_build.language.verbs import Apt, CacheMount, Copy, Git, Mkdir, Pip, Ready, Run, Verify, Write, Written
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import MAX_HOOKS, Hook, Hooks
+from aenv_run.text import Labels
 from aenv_run.types import Name, Tag
 
 
@@ -88,7 +89,7 @@ class Step(RecipeModel):
     git: Git | None = None
     env: Env | None = None
     expand: bool = Field(False, description="with env only: $NAME and ${NAME} are what they were before")
-    workdir: RelativeOrAbsolute | None = None
+    workdir: Workdir | None = None
     user: User | None = None
     verify: Annotated[Verify, short_form("run")] | None = None
     start: Annotated[Run, short_form("command")] | None = None
@@ -181,7 +182,7 @@ class Output(RecipeModel):
     name: Name | None = Field(None, description="default: the recipe's name")
     tags: tuple[Tag, ...] = ("latest",)  # type: ignore[assignment]
     memory: bool | None = Field(None, description="with RAM; default: only where a step was started")
-    labels: dict[str, str] = Field(default_factory=dict)
+    labels: Labels = Field(default_factory=dict)
     on_restore: Commands = Field((), description="run in every guest restored from its memory, before it is used")
     on_fork: Commands = Field((), description="run in every child of a fork, before on_restore")
     on_pause: Commands = Field((), description="run in every such guest before a pause or a snapshot of it")

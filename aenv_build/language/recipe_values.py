@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from aenv_build.language.image_reference import parse_image
 from aenv_run.hooks import USER_PATTERN
+from aenv_run.text import MAX_VARIABLES, environment, one_line
 
 _SIZE = re.compile(r"([0-9]{1,9})(KiB|MiB|GiB|TiB)")
 _MIB = {"KiB": 1 / 1024, "MiB": 1, "GiB": 1024, "TiB": 1024 * 1024}
@@ -182,6 +183,9 @@ Matrix = Annotated[
 CachePath = Annotated[str, AfterValidator(_absolute), AfterValidator(_cache_path)]
 SandboxPath = Annotated[str, AfterValidator(_absolute)]
 RelativeOrAbsolute = Annotated[str, AfterValidator(_inside)]
+#: Bounded so that, joined with the one before, it is still a path.
+Workdir = Annotated[str, Field(max_length=1024), AfterValidator(one_line), AfterValidator(_inside)]
+AbsoluteWorkdir = Annotated[Workdir, AfterValidator(_absolute)]
 FilePath = Annotated[str, AfterValidator(_file_path)]
 AbsoluteFilePath = Annotated[str, AfterValidator(_file_path), AfterValidator(_absolute)]
 FileMode = Annotated[
@@ -200,7 +204,11 @@ GitRef = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_./+@-]{0,254}$")
 GitUrl = Annotated[str, AfterValidator(_git_url)]
 LocalUrl = Annotated[str, AfterValidator(_local_url)]
 Url = Annotated[str, Field(pattern=r"^https?://[^\s]+$"), AfterValidator(_no_password)]
-Env = dict[Annotated[str, AfterValidator(_env_name)], str]
+Env = Annotated[
+    dict[Annotated[str, AfterValidator(_env_name)], str],
+    Field(max_length=MAX_VARIABLES),
+    AfterValidator(environment),
+]
 SecretName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,63}$")]
 StepId = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")]
 User = Annotated[str, Field(pattern=USER_PATTERN)]

@@ -11,6 +11,7 @@ from pydantic import Discriminator, Field, Tag
 
 from aenv_build.language.recipe_values import (
     AbsoluteFilePath,
+    AbsoluteWorkdir,
     AptPackage,
     CachePath,
     CopyMode,
@@ -39,7 +40,7 @@ class Run(RecipeModel):
     command: Words
     shell: str = "sh"
     user: User | None = None
-    workdir: SandboxPath | None = None
+    workdir: AbsoluteWorkdir | None = None
     env: Env = Field(default_factory=dict)
     timeout: Seconds | None = Field(None, description="default 1h")
 
@@ -163,7 +164,7 @@ class Verify(RecipeModel):
     failed: tuple[str, ...] | None = Field(None, description="exactly these tests (classname::name) fail")
     shell: str = "sh"
     user: User | None = None
-    workdir: SandboxPath | None = None
+    workdir: AbsoluteWorkdir | None = None
     env: Env = Field(default_factory=dict)
     timeout: Seconds | None = Field(None, description="default 1h")
 

@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from aenv_build.bases.image import ResolvedImage
 from aenv_build.language.document import Where
 from aenv_build.language.expansion import expand
@@ -19,7 +21,7 @@ from aenv_build.planning.graph import Graph
 from aenv_build.planning.ignore import Ignore
 from aenv_build.planning.install import require_alone
 from aenv_build.planning.keys import HostFacts, Inputs, fields, inputs
-from aenv_run.errors import AenvError, Unsupported
+from aenv_run.errors import AenvError, InvalidInput, Unsupported
 from aenv_run.hooks import Hooks
 from aenv_run.snapshot import MAX_DISK_LAYERS, Snapshot
 from aenv_run.types import Context, Digest, MachineSpec, Name, SnapshotId, StageKey
@@ -413,6 +415,16 @@ def _effective(command: Run | Verify, context: Context) -> dict[str, object]:
 
 
 def _context_after(context: Context, step: Step) -> Context:
+    """The one that later steps have; ``InvalidInput`` for one that no process can have: a path too long, say."""
+    try:
+        return Context.model_validate(_changed(context, step).model_dump())
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise InvalidInput(f"after step {step.id!r} the context is not valid: {where}: {first['msg']}") from None
+
+
+def _changed(context: Context, step: Step) -> Context:
     if step.env is not None and step.expand:
         found = {name: expand(value, context.env.get) for name, value in step.env.items()}
         return context.model_copy(update={"env": {**context.env, **found}})

@@ -16,6 +16,7 @@ from aenv_run import process
 from aenv_run.catalog import Built
 from aenv_run.catalog.records import now
 from aenv_run.errors import AenvError
+from aenv_run.printable import printable
 from aenv_run.snapshot import Snapshot
 from aenv_run.types import Digest
 
@@ -36,7 +37,7 @@ def how_built(
         recipe_digest=plan.source.digest,
         source_commit=commit,
         source_dirty=dirty,
-        base=base_words(plan),
+        base=printable(base_words(plan))[:512],
         base_digest=_base_digest(root, output),
         builder=f"aenv-build {version('aenv')}",
         driver=driver,

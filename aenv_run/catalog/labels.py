@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,7 @@ from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.repository import MAX_RECORD_BYTES, Repository
 from aenv_run.store import StoreKey
+from aenv_run.text import Line
 from aenv_run.types import Model, Name
 
 MAX_LABELS, MAX_KEY, MAX_VALUE = 64, 128, 512
@@ -26,7 +27,9 @@ class LabelsRecord(Model):
     """Content of ``refs/labels/<name>/<version>``."""
 
     format: Literal["aenv.labels/1"] = "aenv.labels/1"
-    labels: dict[str, str] = Field(max_length=MAX_LABELS)
+    labels: dict[
+        Annotated[Line, Field(min_length=1, max_length=MAX_KEY)], Annotated[Line, Field(max_length=MAX_VALUE)]
+    ] = Field(max_length=MAX_LABELS)
 
 
 def labels_key(name: Name, version: Version) -> StoreKey:

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from aenv_run.errors import InvalidInput
 from aenv_run.store import StoreKey
+from aenv_run.text import Line, Moment, ShortLine
 from aenv_run.types import Digest, Model, Name, SnapshotId, Tag
 
 MAX_VERSION = 10**9 - 1
@@ -33,15 +34,17 @@ class Built(Model):
     """
 
     recipe_digest: Digest | None = None
-    source_commit: str | None = Field(None, max_length=64, description="of the git checkout that the recipe is in")
+    source_commit: Line | None = Field(
+        None, max_length=64, description="of the git checkout that the recipe is in"
+    )
     source_dirty: bool | None = Field(None, description="whether that had changes; null when that is not known")
-    base: str = Field("", max_length=512, description="in a few words")
+    base: Line = Field("", max_length=512, description="in a few words")
     base_digest: Digest | None = Field(None, description="of the image, the archive or the base's disk layer")
-    builder: str = Field("", max_length=128)
-    driver: str = Field("", max_length=128)
-    host: str = Field("", max_length=256)
-    at: str = Field("", description="RFC 3339, UTC, seconds")
-    verified: tuple[str, ...] = Field((), max_length=512, description="steps of kind verify that held")
+    builder: Line = Field("", max_length=128)
+    driver: Line = Field("", max_length=128)
+    host: ShortLine = ""
+    at: Moment = Field("", description="RFC 3339, UTC, seconds")
+    verified: tuple[ShortLine, ...] = Field((), max_length=512, description="steps of kind verify that held")
 
 
 class VersionRecord(Model):
@@ -49,8 +52,8 @@ class VersionRecord(Model):
 
     format: Literal["aenv.version/1", "aenv.version/2"] = "aenv.version/2"
     snapshot_id: SnapshotId
-    created_at: str = Field(description="RFC 3339, UTC, seconds")
-    by: str = Field("", max_length=MAX_ACTOR, description="who published it, as that one said")
+    created_at: Moment = Field(description="RFC 3339, UTC, seconds")
+    by: Line = Field("", max_length=MAX_ACTOR, description="who published it, as that one said")
     built: Built | None = None
 
     @property
@@ -62,10 +65,10 @@ class VersionRecord(Model):
 class Move(Model):
     """One move of a tag; a version is None where it was or is nowhere. ``number`` counts from 1."""
 
-    number: int = Field(ge=1)
+    number: int = Field(ge=1, le=MAX_VERSION)
     act: Act
-    at: str = Field(description="RFC 3339, UTC, seconds; never before the move before")
-    by: str = Field("", max_length=MAX_ACTOR, description="who did it, as that one said")
+    at: Moment = Field(description="RFC 3339, UTC, seconds; never before the move before")
+    by: Line = Field("", max_length=MAX_ACTOR, description="who did it, as that one said")
     from_version: int | None = Field(ge=1, le=MAX_VERSION)
     to_version: int | None = Field(ge=1, le=MAX_VERSION)
 
@@ -103,8 +106,8 @@ class RemovedRecord(Model):
     """Content of ``refs/removed/<name>/<version>``. Format 2 also says what the version had been."""
 
     format: Literal["aenv.removed/1", "aenv.removed/2"] = "aenv.removed/2"
-    removed_at: str = Field(description="RFC 3339, UTC, seconds")
-    by: str = Field("", max_length=MAX_ACTOR, description="who removed it, as that one said")
+    removed_at: Moment = Field(description="RFC 3339, UTC, seconds")
+    by: Line = Field("", max_length=MAX_ACTOR, description="who removed it, as that one said")
     version: VersionRecord | None = Field(None, description="what was removed; null where it was unreadable")
 
 

@@ -11,7 +11,7 @@ import hashlib
 import re
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -30,6 +30,8 @@ UNDER = "leases/holder/"
 MARKS = "leases/node/"
 KEY = re.compile(r"leases/holder/[0-9a-f]{32}")
 
+Users = Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(max_length=256)]
+
 
 class HolderLease(Model):
     """One holder. ``held``: snapshots, each with what uses it.
@@ -43,9 +45,11 @@ class HolderLease(Model):
     kind: Literal["node", "build", "ref"]
     owner: Owner
     home: str = Field("", max_length=4096)
-    beat: int = 0
-    since_s: int | None = Field(None, description="seconds since 1970, by the store")
-    held: dict[SnapshotId, tuple[str, ...]] = Field(default_factory=dict, max_length=100_000)
+    beat: int = Field(0, ge=0, le=1 << 60)
+    since_s: int | None = Field(None, ge=0, le=1 << 60, description="seconds since 1970, by the store")
+    held: dict[
+        SnapshotId, Annotated[tuple[Annotated[str, Field(max_length=4096)], ...], Field(max_length=256)]
+    ] = Field(default_factory=dict, max_length=100_000)
     sum: str = Field("", max_length=64)
 
     def __str__(self) -> str:

@@ -10,16 +10,17 @@ from pathlib import Path
 from pydantic import Field
 
 from aenv_run.process import is_alive, read_start_ticks
+from aenv_run.text import Line, ShortLine
 from aenv_run.types import Model
 
 
 class Owner(Model):
     """A process. ``place`` is the boot of the machine and the namespace in which ``pid`` means something."""
 
-    host: str = Field(max_length=256)
-    pid: int
-    start_ticks: int
-    place: str = Field(max_length=128)
+    host: ShortLine
+    pid: int = Field(ge=0, le=1 << 30)
+    start_ticks: int = Field(ge=0, le=1 << 60)
+    place: Line = Field(max_length=128)
 
     @classmethod
     def this(cls) -> Owner:

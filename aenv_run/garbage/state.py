@@ -14,6 +14,7 @@ from aenv_run.digest import canonical_json
 from aenv_run.errors import InvalidInput, NotFound, StoreUnavailable
 from aenv_run.garbage.owner import Owner
 from aenv_run.store import Store, StoreKey
+from aenv_run.text import Line
 from aenv_run.types import Model
 
 STATE_KEY = StoreKey("leases/gc")
@@ -47,7 +48,7 @@ class GcState(Model):
     """Content of ``leases/gc``. ``owner``: who deletes now, None between batches; ``token``: new each time."""
 
     format: Literal["aenv.gc/1"] = "aenv.gc/1"
-    token: str = Field(max_length=64)
+    token: Line = Field(max_length=64)
     owner: Owner | None = None
     work: Work = "gc"
 

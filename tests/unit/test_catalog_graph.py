@@ -29,7 +29,7 @@ class Made:
         self.catalog = Catalog(self.repository, by="x")
         self.base = self.commit("base", None)
         self.deps = self.commit("deps", self.base)
-        self.one = self.commit('q"uo\\te\x1b', self.deps)
+        self.one = self.commit('q"uo\\te\u202e', self.deps)
         self.two = self.commit("two", self.deps)
         self.three = self.commit("three", self.two)
         self.catalog.publish(NAME, self.one.id, [Tag("old")])
@@ -69,7 +69,7 @@ def test_mermaid_and_dot_keep_what_is_said_inside_quotes(made: Made) -> None:
     assert f'  n{one}["{one} q#34;uo#92;te#65533;<br/>task:1 [old]"]' in mermaid.splitlines()
     assert f"  n{deps} --> n{one}" in mermaid and mermaid.startswith("flowchart TD\n")
     assert f'  n{one} [label="{one} q\\"uo\\\\te\ufffd\\ntask:1 [old]", style=filled' in dot
-    assert f"  n{deps} -> n{one};" in dot and dot.endswith("}\n") and "\x1b" not in mermaid + dot
+    assert f"  n{deps} -> n{one};" in dot and dot.endswith("}\n") and "\u202e" not in mermaid + dot
 
 
 def test_what_cannot_be_read_is_a_node(made: Made) -> None:

@@ -109,7 +109,7 @@ def test_commit_refuses_what_it_cannot_make_whole(repository: Repository, tmp_pa
         repository.commit(capture(tmp_path, *[b"%d" % n for n in range(MAX_DISK_LAYERS + 1)]), draft())
     with pytest.raises(InvalidInput, match="larger"):
         repository.commit(capture(tmp_path, b"new"), draft(long="x" * MAX_MANIFEST_BYTES))
-    with pytest.raises(InvalidInput, match="Unicode"):
+    with pytest.raises(InvalidInput, match=r"(?i)unicode"):
         repository.commit(capture(tmp_path, b"new"), draft(odd="\ud800"))
     with_memory = capture(tmp_path, b"new", ram=b"r")
     with pytest.raises(InvalidInput, match="facts"):

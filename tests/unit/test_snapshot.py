@@ -17,7 +17,8 @@ from aenv_run.types import Architecture, Digest, MachineSpec
 from tests.bytes_half import FACTS
 
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "snapshot-format.md"
-TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+KEY = st.text(st.characters(exclude_categories=["Cs", "Cc", "Zl", "Zp"]), min_size=1, max_size=20)
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20)
 
 
 def blob(content: bytes) -> Blob:
@@ -30,7 +31,7 @@ def snapshot(**labels: str) -> Snapshot:
     )
 
 
-@given(labels=st.dictionaries(TEXT, TEXT, max_size=4))
+@given(labels=st.dictionaries(KEY, TEXT, max_size=4))
 def test_canonical_form_survives_a_round_trip(labels: dict[str, str]) -> None:
     value = snapshot(**{}).model_copy(update={"labels": labels})
     data = canonical_json(value)
@@ -39,7 +40,7 @@ def test_canonical_form_survives_a_round_trip(labels: dict[str, str]) -> None:
     assert again.id == hashlib.sha256(data).hexdigest()
 
 
-@given(labels=st.dictionaries(TEXT, TEXT, min_size=2, max_size=4))
+@given(labels=st.dictionaries(KEY, TEXT, min_size=2, max_size=4))
 def test_the_order_of_keys_does_not_count(labels: dict[str, str]) -> None:
     backwards = dict(reversed(list(labels.items())))
     one, two = (snapshot().model_copy(update={"labels": some}) for some in (labels, backwards))
