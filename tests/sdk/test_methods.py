@@ -1,0 +1,35 @@
+"""E2B's clients, as their registries have them: what a user calls, against a server with real sandboxes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from aenv_run.drivers.protocol import DriverName
+from tests.e2e.conftest import node_home
+from tests.e2e.warm_python import need
+from tests.sdk.environments import SDKS, present
+from tests.sdk.runs import EVERY, rows, served, title
+
+#: Of Python's modes each is tried with the newest; `python -m tests.sdk.table` and AENV_SDK_EVERY=1 try all.
+FEW = (("2.63.0", "sync"), ("2.63.0", "async"), ("2.45.0", "async"), ("2.20.0", "sync"), ("js", ""))
+
+
+def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) -> None:
+    need(DriverName.GVISOR)
+    present(SDKS)
+    folder = tmp_path_factory.mktemp("sdk")
+    with node_home(folder) as home, served(folder, home) as server:
+        outcomes = server.run_all(EVERY if os.environ.get("AENV_SDK_EVERY") else FEW)
+        log = (folder / "serve.log").read_text()
+    shutil.rmtree(folder)
+    failed = [
+        f"{client}: {one.method}: {one.detail}" for client, found in outcomes.items() for one in found if not one.ok
+        and one.ok is not None
+    ]  # fmt: skip
+    assert not failed, "\n".join([*failed, log[-4000:]])
+    newest = outcomes[title("2.63.0", "async")]
+    assert all(one.ok for one in newest), "the newest client has all methods"
+    assert len(rows(outcomes)) == len(newest) + 1, "the clients' cases have the same names"
