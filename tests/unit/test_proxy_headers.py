@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from aenv_run.api.proxy.address import ENVD_PORT, Target
-from aenv_run.api.proxy.headers import Asked, Mask, request_headers, response_headers
+from aenv_run.api.proxy.headers import CODE_INTERPRETER_PORT, Asked, Mask, request_headers, response_headers
 from aenv_run.types import SandboxId
 
 ID = SandboxId("s" + "a" * 19)
@@ -63,6 +63,8 @@ def test_connection_takes_nothing_away_that_makes_the_message() -> None:
 def test_the_daemon_gets_its_token_and_the_outer_host() -> None:
     found = passed((b"x-access-token", b"client's"), port=ENVD_PORT, token="right")
     assert only(found, b"x-access-token") == [b"right"]
+    found = passed((b"x-access-token", b"client's"), port=CODE_INTERPRETER_PORT)
+    assert only(found, b"x-access-token") == [b"client's"]
     assert only(found, b"host") == [OUTER.encode()]
 
 

@@ -11,6 +11,7 @@ Header = tuple[bytes, bytes]
 
 TRAFFIC_TOKEN = b"e2b-traffic-access-token"
 ENVD_TOKEN = b"x-access-token"
+CODE_INTERPRETER_PORT = 49999
 API_KEY = b"x-api-key"
 #: Of one connection alone. `Connection` names more of them in each message.
 _HOP_BY_HOP = frozenset(
@@ -96,9 +97,14 @@ class Mask:
 def request_headers(
     target: Target, asked: Asked, mask: Mask, *, api_key: bytes, token: str | None
 ) -> list[Header]:
-    """For the service: ``token`` is what opens the daemon's port, None for every other port."""
+    """For the service: ``token`` is what opens the daemon's port, None for every other port.
+
+    The code interpreter gets what its caller sends: by it, it asks the daemon for the sandbox's variables.
+    """
     connection = _named(asked.headers)
-    dropped = _HOP_BY_HOP | ROUTING_HEADERS | _REPLACED | {b"host", TRAFFIC_TOKEN, ENVD_TOKEN} | connection
+    dropped = _HOP_BY_HOP | ROUTING_HEADERS | _REPLACED | {b"host", TRAFFIC_TOKEN} | connection
+    if target.port != CODE_INTERPRETER_PORT:
+        dropped |= {ENVD_TOKEN}
     rewritten = False
     kept: list[Header] = [(b"host", mask.inner)]
     for name, value in asked.headers:
