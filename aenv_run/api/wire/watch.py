@@ -24,13 +24,14 @@ class SandboxMetric(Told):
     disk_total: int
 
     @classmethod
-    def of(cls, found: GuestMetrics, time_s: float) -> SandboxMetric:
-        """As the daemon told it."""
+    def of(cls, found: GuestMetrics, cpus: int, time_s: float) -> SandboxMetric:
+        """As the daemon told it. A guest of gVisor sees all CPUs of its host, and may use ``cpus`` of them."""
+        used = found.cpu_used_pct * max(found.cpu_count, cpus) / cpus
         return cls(
             timestamp=at(time_s),
             timestamp_unix=int(time_s),
-            cpu_count=found.cpu_count,
-            cpu_used_pct=found.cpu_used_pct,
+            cpu_count=cpus,
+            cpu_used_pct=min(used, 100.0),
             mem_used=found.mem_used_bytes,
             mem_total=found.mem_total_bytes,
             mem_cache=found.mem_cache_bytes,

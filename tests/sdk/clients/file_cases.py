@@ -62,7 +62,9 @@ async def listing(site: Site) -> None:
     await got(site.sandbox.commands.run("ln -s several /tmp/sdk/link"))
     found = {one.name: one for one in await got(files.list("/tmp/sdk"))}
     assert found["several"].type == FileType.DIR and found["bytes"].type == FileType.FILE
-    assert found["bytes"].size == len(BYTES) and found["link"].symlink_target, found["link"]
+    assert found["bytes"].size == len(BYTES)
+    if hasattr(FileType, "SYMLINK"):  # older versions leave links out
+        assert found["link"].symlink_target == "several", found["link"]
     deep = [one.path for one in await got(files.list("/tmp/sdk", depth=2))]
     assert "/tmp/sdk/several/1" in deep
     await raises(FileNotFoundException, lambda: files.list("/tmp/sdk/missing"))
