@@ -60,11 +60,14 @@ def test_connection_takes_nothing_away_that_makes_the_message() -> None:
     assert only(found, b"content-length") == [b"3"] and len(only(found, b"host")) == 1
 
 
+def test_the_code_interpreter_gets_the_token_of_its_caller() -> None:
+    found = passed((b"x-access-token", b"client's"), port=CODE_INTERPRETER_PORT)
+    assert only(found, b"x-access-token") == [b"client's"]
+
+
 def test_the_daemon_gets_its_token_and_the_outer_host() -> None:
     found = passed((b"x-access-token", b"client's"), port=ENVD_PORT, token="right")
     assert only(found, b"x-access-token") == [b"right"]
-    found = passed((b"x-access-token", b"client's"), port=CODE_INTERPRETER_PORT)
-    assert only(found, b"x-access-token") == [b"client's"]
     assert only(found, b"host") == [OUTER.encode()]
 
 
