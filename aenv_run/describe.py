@@ -6,11 +6,10 @@ not read: of it the whole's digest needs the zeros and nobody else anything.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from aenv_run.digest import digest_bytes
 from aenv_run.errors import InvalidInput
 from aenv_run.snapshot import Blob
 from aenv_run.store.identity import FileIdentity
+from aenv_run.store.sparse import data_runs
 from aenv_run.types import Digest
 
 #: Read at once. A whole number of chunks.
@@ -45,25 +45,6 @@ def describe(files: Sequence[Path]) -> tuple[Described, ...]:
     threads = min(os.cpu_count() or 1, 8)
     with ThreadPoolExecutor(min(len(files), threads)) as pool, ThreadPoolExecutor(threads) as chunks:
         return tuple(pool.map(lambda path: _describe(path, chunks), files))
-
-
-def data_runs(fd: int, size_bytes: int) -> Iterator[tuple[int, int]]:
-    """Where the file has bytes: offsets from and to, in order, widened to whole chunks."""
-    end = 0
-    while end < size_bytes:
-        try:
-            at = os.lseek(fd, end, os.SEEK_DATA)
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # nothing but a hole from here on
-                return
-            raise
-        if at >= size_bytes:
-            return
-        start = at - at % CHUNK_BYTES
-        # Extents that lie in one chunk, or in neighbours, are one run.
-        while at < size_bytes and (hole := os.lseek(fd, at, os.SEEK_HOLE)) != at:
-            at = end = min(-(-hole // CHUNK_BYTES) * CHUNK_BYTES, size_bytes)
-        yield start, end
 
 
 def require_unchanged(files: Mapping[Digest, Path], described: Sequence[Described]) -> None:
@@ -104,7 +85,7 @@ def _digests(fd: int, size_bytes: int, chunks: ThreadPoolExecutor) -> tuple[Dige
     """Of the whole and of all chunks; None if the file ends early."""
     whole, done, found = hashlib.sha256(), 0, bytearray()
     waiting: deque[Future[bytes]] = deque()
-    for start, end in (*data_runs(fd, size_bytes), (size_bytes, size_bytes)):
+    for start, end in (*data_runs(fd, size_bytes, CHUNK_BYTES), (size_bytes, size_bytes)):
         while waiting and start > done:
             found += waiting.popleft().result()
         found += _zeros(whole, done, start)

@@ -17,8 +17,11 @@ COUNTERS = "counters.json"
 
 @dataclass
 class Counters:
-    """Since the cache was made. ``hits`` and ``misses`` are chunks; what another reader was fetching already
-    is one of ``shared``."""
+    """Since the cache was made, but for the last seconds of a server that was killed.
+
+    Chunks that readers wanted: ``hits`` were here, ``misses`` were fetched, and ``shared`` were neither, since
+    somebody was fetching them already. ``failures`` are chunks too.
+    """
 
     hits: int = 0
     misses: int = 0

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from aenv_run.store.sparse import write_at
+from aenv_run.store.sparse import data_runs, write_at
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PUNCH_HOLE_KEEP_SIZE = 0x02 | 0x01
@@ -187,16 +187,9 @@ class ChunkFile:
         self._identity = self._identify()
 
     def _find_candidates(self) -> None:
-        offset, size = 0, self.table.chunk_bytes
-        while offset < self.table.blob_bytes:
-            try:
-                start = os.lseek(self._fd, offset, os.SEEK_DATA)
-            except OSError as error:
-                if error.errno == errno.ENXIO:
-                    return
-                raise
-            offset = os.lseek(self._fd, start, os.SEEK_HOLE)
-            for index in range(start // size, min(self.count, -(-offset // size))):
+        size = self.table.chunk_bytes
+        for start, end in data_runs(self._fd, self.table.blob_bytes, size):
+            for index in range(start // size, -(-end // size)):
                 if self._states[index] == _ABSENT:
                     self._states[index] = _CANDIDATE
 

@@ -62,7 +62,8 @@ def show(as_json: bool) -> None:
     click.echo(f"own        {size(found.own_bytes)} of at most {size(found.limit_bytes)}")
     click.echo(f"shared     {size(found.shared_bytes)}")
     click.echo(
-        f"on demand  {counters.hits} hits, {counters.misses} misses ({counters.shared} shared), "
+        f"on demand  {counters.hits} hits, {counters.misses} misses, "
+        f"{counters.shared} joined a fetch under way, "
         f"{counters.read_ahead} read ahead; {size(counters.fetched_bytes)} in {counters.fetches} fetches, "
         f"{size(counters.dropped_bytes)} dropped, {counters.failures} failed"
     )

@@ -134,8 +134,8 @@ class ResumingReader(io.RawIOBase):
         self._broken += 1
         if self._broken > self._requests.patience.tries:
             raise StoreUnavailable(
-                f"reading {self._key} in {self._requests.place} broke off {self._broken} times "
-                f"{self._end - self._position} bytes before the end",
+                f"reading {self._key} in {self._requests.place} was cut short {self._broken} times "
+                f"one after the other; {self._end - self._position} bytes are missing",
                 fix="try again; look at proxies between here and the store",
             )
         self._requests.pause(self._broken)

@@ -20,18 +20,28 @@ def copy_sparse(source_fd: int, target_fd: int) -> int:
     """
     size = os.fstat(source_fd).st_size
     os.ftruncate(target_fd, size)
-    offset = 0
-    while offset < size:
+    for start, end in data_runs(source_fd, size):
+        _copy_range(source_fd, target_fd, start, end)
+    return size
+
+
+def data_runs(fd: int, size_bytes: int, step_bytes: int = 1) -> Iterator[tuple[int, int]]:
+    """Where the file has bytes: offsets from and to, in order, widened to whole steps."""
+    end = 0
+    while end < size_bytes:
         try:
-            start = os.lseek(source_fd, offset, os.SEEK_DATA)
+            at = os.lseek(fd, end, os.SEEK_DATA)
         except OSError as error:
             if error.errno == errno.ENXIO:  # nothing but a hole from here on
-                break
+                return
             raise
-        end = min(os.lseek(source_fd, start, os.SEEK_HOLE), size)
-        _copy_range(source_fd, target_fd, start, end)
-        offset = end
-    return size
+        if at >= size_bytes:
+            return
+        start = at - at % step_bytes
+        # Extents that lie in one step, or in neighbours, are one run.
+        while at < size_bytes and (hole := os.lseek(fd, at, os.SEEK_HOLE)) != at:
+            at = end = min(-(-hole // step_bytes) * step_bytes, size_bytes)
+        yield start, end
 
 
 def _copy_range(source_fd: int, target_fd: int, start: int, end: int) -> None:

@@ -50,7 +50,7 @@ def damage(path: Path, needle: bytes) -> None:
     path.chmod(0o400)
 
 
-async def test_a_disk_that_is_served(bench: Bench, tmp_path: Path) -> None:
+async def test_a_disk_that_is_served(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not bench.driver.caps.served_layers:
         pytest.skip("this level reads the disk by itself: it gets files")
     base = await make_base(tmp_path)
@@ -65,6 +65,7 @@ async def test_a_disk_that_is_served(bench: Bench, tmp_path: Path) -> None:
     exports = Exports(bench.home.cache)
     exports.add(export, tmp_path / "holder")
     before = read_counters(bench.home.cache).fetched_bytes
+    monkeypatch.setenv("AENV_STORE_PATIENCE_S", "5")
     server = BlockServerProcess(bench.home)
     server.hold()
     try:
@@ -79,11 +80,20 @@ async def test_a_disk_that_is_served(bench: Bench, tmp_path: Path) -> None:
             assert await sh(machine, "echo more >/more; sync; cat /more") == "more"
             trouble = exports.trouble(layer.export)
             assert trouble is not None and isinstance(trouble.error(), CorruptData)
+            fetched_bytes = read_counters(bench.home.cache).fetched_bytes - before
+            assert fetched_bytes < blob.size_bytes - 16 * MIB
+            (tmp_path / "store").rename(tmp_path / "away")
+            failed = "busybox sha256sum /unread >/dev/null 2>&1 || echo failed; cat /more"
+            assert await sh(machine, failed) == "failed\nmore"
+            assert exports.trouble(layer.export) is not None
+            (tmp_path / "away").rename(tmp_path / "store")
+            again = "until busybox cat /unread >/dev/null 2>&1; do sleep 0.3; done; busybox sha256sum /unread"
+            assert await sh(machine, again) == sum_of(contents.randbytes(24 * MIB), "/unread")
+            assert exports.trouble(layer.export) is not None  # of the chunk that lies
             capture = await machine.capture(bench.capture_directory(), memory=False)
             assert len(capture.disk) == 1
     finally:
         server.stop()
-    assert 0 < read_counters(bench.home.cache).fetched_bytes - before < blob.size_bytes - 16 * MIB
 
 
 def sum_of(data: bytes, name: str) -> str:
