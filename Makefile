@@ -31,6 +31,7 @@ soak: setup ## set up, then the stores on a second S3 server, 5000 orders of a c
 	@AENV_SWIFT=1 $(python) -m pytest --timeout 1800 tests/contracts/test_store_contract.py tests/contracts/test_store_swift.py tests/e2e/test_bucket.py
 	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k qemu
 	@AENV_SNAPSHOTS=30 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k gvisor
+	@AENV_SCHEMA_EXAMPLES=40 $(python) -m pytest --timeout 1800 tests/unit/test_api_schema.py
 	@AENV_GC_SCHEDULES=2500 $(python) -m pytest --timeout 1800 tests/unit/test_gc_schedules.py tests/unit/test_repair.py
 	@AENV_CRASH_POINTS=1000000 AENV_CRASH_ROUNDS=200 $(python) -m pytest --timeout 1800 tests/crash
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
