@@ -25,6 +25,11 @@ class Settings(Model):
     host: str = Field("127.0.0.1", min_length=1, max_length=255, description="address to listen on")
     port: int = Field(8000, ge=0, le=65535, description="0: any free one")
     domains: tuple[str, ...] = Field((), max_length=16, description="{port}-{sandbox}.{domain} reaches a sandbox")
+    templates: dict[str, str] = Field(
+        {"code-interpreter-v1": "code-interpreter"},
+        max_length=1000,
+        description="what a name means that the catalog does not have; SDKs ask for some by themselves",
+    )
     max_sandboxes: int | None = Field(None, ge=1, description="with a machine at the same time; None: no limit")
     on_stop: Literal["keep", "pause"] = Field("keep", description="what becomes of running sandboxes at a stop")
     grace_s: float = Field(30, ge=0, le=3600, description="for requests that run when it is told to stop")

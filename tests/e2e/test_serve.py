@@ -101,7 +101,7 @@ def test_pause_resume_and_stop_over_http(home: Home) -> None:
             sandbox.kill()
 
 
-LIMIT, CALLS = 4, 24
+LIMIT, CALLS = 4, 12
 
 
 def test_a_server_that_is_killed_under_load_forgets_and_doubles_nothing(home: Home) -> None:
