@@ -17,6 +17,7 @@ from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsuppor
 from aenv_run.garbage.refer import refer
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
+from aenv_run.store.reserve import freeing
 from aenv_run.types import Model, Name, SnapshotId, Tag
 
 MAX_LINEAGE = 10_000
@@ -150,6 +151,10 @@ class Catalog:
 
     def remove(self, name: Name, version: Version | None = None) -> tuple[Version, ...]:
         """Take back one version, or all, with the tags that point there; returns them. Blobs stay until gc."""
+        with freeing(self._store):
+            return self._remove(name, version)
+
+    def _remove(self, name: Name, version: Version | None) -> tuple[Version, ...]:
         live = self.version_log.live(name)
         if not live:
             raise self.version_log.unknown(name)

@@ -16,6 +16,7 @@ from aenv_run.garbage.state import STATE_KEY
 from aenv_run.garbage.survey import Survey, Surveyor, looks_dead
 from aenv_run.repository import Repository, collected_key, manifest_key
 from aenv_run.store import KeyInfo, StoreKey, Stray
+from aenv_run.store.reserve import freeing
 from aenv_run.types import Model, SnapshotId
 
 DEFAULT_GRACE_S = 86400.0
@@ -80,7 +81,8 @@ def collect(
 
     Whatever ends it, what is referred to or held is whole, and the next one goes on.
     """
-    return _Collection(repository, rules, used, tell, partly).run()
+    with freeing(repository.store):
+        return _Collection(repository, rules, used, tell, partly).run()
 
 
 class _BatchOver(Exception):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 from aenv_run.digest import canonical_json
 from aenv_run.errors import CorruptData, NotFound, StoreUnavailable, Unsupported
@@ -26,6 +26,7 @@ from aenv_run.garbage.leases import (
 from aenv_run.garbage.lost import clear_traces
 from aenv_run.garbage.owner import Owner
 from aenv_run.repository import RACE_TRIES, Repository
+from aenv_run.store.reserve import freeing
 from aenv_run.types import SnapshotId
 
 log = logging.getLogger(__name__)
@@ -107,7 +108,9 @@ class Holder:
         with self._lock:
             held = bounded(wanted)
             if held != self._lease.held or (self._written is None and held):
-                self._write(held)
+                less = held.keys() < self._lease.held.keys()
+                with freeing(self._repository.store) if less else nullcontext():
+                    self._write(held)
 
     def renew(self) -> None:
         """Show that the holder is there."""
@@ -121,8 +124,8 @@ class Holder:
 
     def drop(self) -> None:
         """Hold nothing more, and leave no lease. No error when there is none."""
-        with self._lock:
-            store = self._repository.store
+        store = self._repository.store
+        with self._lock, freeing(store):
             missed = self._missed or (self._written is not None and store.stat(holder_key(self.id)) is None)
             self._written, self._marked = None, self._lease.runs_out
             self._lease = self._lease.model_copy(update={"held": {}})

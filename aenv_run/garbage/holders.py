@@ -11,6 +11,7 @@ from aenv_run.garbage.leases import KEY, UNDER, Found, holder_key, mark_key, rea
 from aenv_run.garbage.lost import clear_traces, lost_holds
 from aenv_run.repository import Repository
 from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.store.reserve import freeing
 from aenv_run.types import Model
 
 CLOCKS = "leases/clock/"
@@ -67,9 +68,10 @@ def drop_holder(repository: Repository, id: str, *, force: bool = False, dry_run
     else:
         dropped = Dropped(id=whole, who=lost[whole].who, snapshots=len(lost[whole].snapshots))
     if not dry_run:
-        repository.store.delete(mark_key(whole))
-        repository.store.delete(holder_key(whole))
-        clear_traces(repository, whole)
+        with freeing(repository.store):
+            repository.store.delete(mark_key(whole))
+            repository.store.delete(holder_key(whole))
+            clear_traces(repository, whole)
     return dropped
 
 

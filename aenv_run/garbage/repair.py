@@ -22,6 +22,7 @@ from aenv_run.garbage.lock import CollectorLock
 from aenv_run.repository import Repository, manifest_key
 from aenv_run.snapshot import Snapshot
 from aenv_run.store import StoreKey, Stray
+from aenv_run.store.reserve import freeing
 from aenv_run.types import Digest, Model, SnapshotId
 
 #: Each round finds what the one before has orphaned: blob, manifest, ref. More are for what changes meanwhile.
@@ -75,7 +76,8 @@ def repair(
     repository: Repository, *, deep: bool = False, tell: Callable[[str], None] = lambda line: None
 ) -> Repaired:
     """Check, and move away what is wrong, until a check is clean. Nobody deletes or commits meanwhile."""
-    return _Repair(repository, tell).run(deep=deep)
+    with freeing(repository.store):
+        return _Repair(repository, tell).run(deep=deep)
 
 
 class _Repair:

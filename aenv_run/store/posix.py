@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +31,7 @@ from aenv_run.store.posix_files import (
     typed_error,
 )
 from aenv_run.store.protocol import KeyInfo, StoreKey, Stray
+from aenv_run.store.reserve import RESERVE, Reserve
 from aenv_run.store.sparse import copy_sparse, write_at
 
 _TEMPORARY = ".tmp"
@@ -46,6 +47,7 @@ class PosixStore:
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self._durable: set[tuple[str, ...]] = set()  # directories whose own entry this process has synced
+        self._reserve = Reserve(self.root)
 
     def __repr__(self) -> str:
         return f"PosixStore({str(self.root)!r})"
@@ -55,6 +57,10 @@ class PosixStore:
         """See ``Store``."""
         return True
 
+    def freeing(self) -> AbstractContextManager[None]:
+        """See ``KeepsRoom``."""
+        return self._reserve.freeing()
+
     # Writing
 
     def require_writable(self) -> None:
@@ -62,6 +68,9 @@ class PosixStore:
 
     def put_file(self, key: StoreKey, source: Path, *, consume: bool = False) -> bool:
         """See ``Store``. With ``consume`` on the same file system the file itself becomes the object."""
+        return self._reserve.with_room(lambda: self._put_file(key, source, consume=consume))
+
+    def _put_file(self, key: StoreKey, source: Path, *, consume: bool) -> bool:
         with self._errors("storing", key), opened_source(source) as fd:
             if consume and (created := self._adopt(fd, key)) is not None:
                 return created
@@ -74,6 +83,9 @@ class PosixStore:
 
     def put_new(self, key: StoreKey, data: bytes) -> bool:
         """See ``Store``."""
+        return self._reserve.with_room(lambda: self._put_new(key, data))
+
+    def _put_new(self, key: StoreKey, data: bytes) -> bool:
         with self._errors("storing", key):
             if self.stat(key) is not None:
                 self._sync_parent(key)
@@ -84,6 +96,9 @@ class PosixStore:
 
     def swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
         """See ``Store``. Exclusive by a lock file for swaps and deletes, by link(2) against ``put_new``."""
+        return self._reserve.with_room(lambda: self._swap(key, data, expected=expected))
+
+    def _swap(self, key: StoreKey, data: bytes, *, expected: bytes | None) -> bool:
         if expected is None:
             return self.put_new(key, data)
         with self._errors("writing", key), self._locked():
@@ -106,6 +121,9 @@ class PosixStore:
 
     def delete(self, key: StoreKey) -> None:
         """See ``Store``. Empty directories stay: removing them would race with writers."""
+        return self._reserve.with_room(lambda: self._delete(key))
+
+    def _delete(self, key: StoreKey) -> None:
         *parents, name = key.split("/")
         with (
             self._errors("deleting", key),
@@ -193,7 +211,7 @@ class PosixStore:
     def strays(self) -> Iterator[Stray]:
         """See ``Store``."""
         for path, found in self._walk(""):
-            if path == _LOCK or path.startswith(_ASIDE + "/"):
+            if path == _LOCK or path.startswith((_ASIDE + "/", RESERVE + "/")):
                 continue
             if path.startswith(_TEMPORARY + "/"):
                 detail = "left by a writer that is still busy or has died"
@@ -222,6 +240,9 @@ class PosixStore:
 
     def set_aside(self, stray: Stray) -> str:
         """Rename what is foreign to ``.aside``, where nothing looks; the new path below the root."""
+        return self._reserve.with_room(lambda: self._set_aside(stray))
+
+    def _set_aside(self, stray: Stray) -> str:
         if stray.kind == "foreign":
             with self._errors("moving", stray.path):
                 for path, found in self._walk(""):
@@ -288,6 +309,7 @@ class PosixStore:
     @contextmanager
     def _temporary(self) -> Iterator[tuple[str, int]]:
         """A new private file in ``.tmp``: its name there and its descriptor. The name is gone afterwards."""
+        self._reserve.ensure()
         with self._directory((_TEMPORARY,), create=True) as directory:
             name = f"{os.getpid()}-{secrets.token_hex(8)}"
             flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
