@@ -29,6 +29,7 @@ from aenv_run.repository import Repository
 from aenv_run.signatures import sign, signatures_of
 from aenv_run.snapshot import Snapshot
 from aenv_run.store.posix import PosixStore
+from aenv_run.store.reserve import RESERVE
 from aenv_run.store.s3 import S3Store
 from aenv_run.types import Name, SnapshotId, Tag
 from tests.bytes_half import commit
@@ -240,7 +241,7 @@ def test_a_repository_is_private_and_its_blobs_are_read_only(site: Site, tmp_pat
         mode = path.lstat().st_mode
         if path.is_dir():
             assert stat.S_IMODE(mode) == 0o700, path
-        elif path.name != ".lock":
+        elif path.name != ".lock" and path.parent.name != RESERVE:
             assert stat.S_IMODE(mode) == 0o444, path
 
 
