@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Literal
 
@@ -20,6 +20,7 @@ from aenv_run.minisign import MAX_TEXT_BYTES, Signature
 from aenv_run.repository import MAX_RECORD_BYTES, RECORD_KINDS, Repository
 from aenv_run.snapshot import Blob, Snapshot
 from aenv_run.store import KeyInfo, StoreKey
+from aenv_run.store.posix_rights import concerns
 from aenv_run.types import Digest, Model, Name, SnapshotId, StageKey, Tag
 
 Kind = Literal[
@@ -138,12 +139,15 @@ class _Check:
         self._tally(snapshots, blobs)
         return Report(
             problems=tuple(self._problems),
-            warnings=tuple(
-                Warned(about=f"holder {lost.id}", detail=f"nothing is collected: {lost}", fix=lost.fix)
-                for lost in lost_holds(self._repository)
-            ),
+            warnings=tuple(self._warnings()),
             counts=dict(sorted(self._counts.items())),
         )
+
+    def _warnings(self) -> Iterator[Warned]:
+        for lost in lost_holds(self._repository):
+            yield Warned(about=f"holder {lost.id}", detail=f"nothing is collected: {lost}", fix=lost.fix)
+        for concern in concerns(self._repository.store):
+            yield Warned(about="repository", detail=concern.detail, fix=concern.fix)
 
     def _problem(self, kind: Kind, key: str, detail: str) -> None:
         self._problems.append(Problem(kind=kind, key=key, detail=detail))

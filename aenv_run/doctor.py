@@ -17,6 +17,7 @@ from aenv_run.errors import AenvError
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import requirements_of
 from aenv_run.store import Store
+from aenv_run.store.posix_rights import concerns
 from aenv_run.types import Model
 
 #: Snapshots are counted to see whether they can be listed; in a bucket that takes a request for each thousand.
@@ -148,6 +149,7 @@ def _check_repository(home: Home) -> Check:
     writable = elsewhere or _writable(home)
     more = " or more" if count == MAX_COUNTED else ""
     detail = f"{place}: {count}{more} snapshots" + (how if writable else ", not writable")
+    detail += "".join(f"; WARNING: {one.detail} ({one.fix})" for one in concerns(repository.store))
     return Check(name=name, present=writable, detail=detail, fix="" if writable else f"make {place} writable")
 
 

@@ -66,7 +66,7 @@ class Repaired(Model):
             steps.append(f"build again, or import from a copy: {', '.join(self.lost[:20])}")
         if any(one.key.startswith(("refs/stages/", "refs/outputs/")) for one in self.moved):
             steps.append("the next build makes the lost results of the build cache again by itself")
-        steps += [f"{one.detail}; {one.fix}" for one in self.report.warnings]
+        steps += [f"{one.detail}; {one.fix}" for one in self.report.warnings if one.about != "repository"]
         if self.moved:
             steps.append("when nothing of it is wanted any more: aenv gc --quarantine-older-than 0s")
         return tuple(steps)

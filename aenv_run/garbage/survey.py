@@ -104,10 +104,11 @@ class Surveyor:
         """How it is now. ``dead``: leases of builds that were seen not to stir."""
         found = Survey(present_s)
         self._require_readable()
+        self._leases(found, dead)
         self._manifests(found)
         self._remembrances(found)
         self._names_and_records(found)
-        self._leases(found, dead)
+        self._holders(found)
         for id, user in self._used().items():
             found.keep(id, f"{user} of this home")
         for id, modified_s in found.manifests.items():
@@ -239,14 +240,20 @@ class Surveyor:
             raise CorruptData(f"{key} is damaged: {error}") from None
 
     def _leases(self, found: Survey, dead: frozenset[str]) -> None:
+        """Before refs are listed: one who is dead by now has written its refs, and the list shows them."""
         try:
             found.leases = list(read_leases(self._repository))
         except CorruptData as error:
             raise self._refusal(error) from None
         require_none_lost(self._repository)
+        found.dead = [
+            one for one in found.leases if one.lease.runs_out and (one.lease.owner.is_dead or one.id in dead)
+        ]
+
+    def _holders(self, found: Survey) -> None:
+        ended = {one.id for one in found.dead}
         for one in found.leases:
-            if one.lease.runs_out and (one.lease.owner.is_dead or one.id in dead):
-                found.dead.append(one)
+            if one.id in ended:
                 continue
             for id, users in one.lease.held.items():
                 for user in users:

@@ -27,7 +27,7 @@ from tests.bytes_half import capture, draft
 ROUNDS = int(os.environ.get("AENV_CRASH_ROUNDS") or 20)
 NAME = Name("env")
 #: Nobody is stopped for as long as a collector waits before it looks: nothing here is young, so that a writer that
-#: was stopped for longer and is then killed leaves a ref to what was collected (docs/decisions/018-garbage.md).
+#: was stopped for longer and is then killed leaves a manifest without its blobs (docs/decisions/018-garbage.md).
 TIMING = Timing(settle_s=0.5, poll_s=0.005, patience_s=20)
 #: Few enough that what one commit leaves another one finds there, mostly just when it goes.
 CONTENTS = [bytes([number]) * (1000 + number) for number in range(10)]

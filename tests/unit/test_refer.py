@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from aenv_build.cache.ledger import Ledger
-from aenv_run.catalog import Catalog
+from aenv_run.catalog import Catalog, VersionRecord
+from aenv_run.catalog.records import now
 from aenv_run.check import check
 from aenv_run.errors import Conflict, NotFound
 from aenv_run.garbage.collect import Rules, collect
-from aenv_run.garbage.leases import holder_key, read_leases
+from aenv_run.garbage.holder import Holder
+from aenv_run.garbage.leases import holder_key, lease_bytes, parse_lease, read_leases
 from aenv_run.garbage.refer import refer
 from aenv_run.garbage.state import Gate, Timing
 from aenv_run.repository import Repository, manifest_key
@@ -107,6 +109,32 @@ def test_a_ref_never_names_what_was_collected(
             assert (scene.store.stat(manifest_key(scene.old.id)) is not None) == scene.refers()
             assert check(scene.repository, deep=True).ok
     assert seen == {(False, False), (True, False), (True, True)}
+
+
+def test_a_writer_that_ends_while_a_collector_looks(tmp_path: Path) -> None:
+    """Between any two operations of the collector it writes its ref, and is dead."""
+    alone = Scene(tmp_path)
+    alone.store.begin(lambda: None)
+    alone.collect()
+    for stop_at in range(1, alone.store.counted + 1):
+        scene = Scene(tmp_path)
+        holder = Holder.of_ref(scene.repository)
+        holder.hold({scene.old.id: ("a ref that is being written",)})
+
+        key = holder_key(holder.id)
+
+        def end(scene: Scene = scene, key: StoreKey = key) -> None:
+            record = VersionRecord(snapshot_id=scene.old.id, created_at=now(), by="x")
+            Catalog(scene.repository).version_log.claim(NAME, record)
+            lease = parse_lease(scene.store.read(key, limit_bytes=1 << 20), key)
+            dead = lease.owner.model_copy(update={"start_ticks": 1})
+            scene.store.damage(key, lease_bytes(lease.model_copy(update={"owner": dead})))
+
+        scene.store.begin(end, stop_at)
+        scene.collect()
+        scene.store.counting = False
+        assert scene.refers() and check(scene.repository, deep=True).ok, stop_at
+        scene.repository.require_whole(scene.old)
 
 
 def test_a_writer_that_stood_still_until_its_lease_was_gone_takes_its_ref_back(tmp_path: Path) -> None:
