@@ -11,10 +11,11 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from functools import partial
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,7 @@ from aenv_run.blocks.server import BlockServer
 from aenv_run.blocks.starting import BlockServerProcess
 from aenv_run.cache_limit import trim
 from aenv_run.chunk_table import CHUNK_BYTES
+from aenv_run.config import open_repository
 from aenv_run.errors import NotFound, StoreUnavailable
 from aenv_run.nbd import ServedLayer
 from aenv_run.nbd_client import connected, read
@@ -39,6 +41,7 @@ from aenv_run.store.posix import PosixStore
 from aenv_run.store.protocol import StoreKey
 from tests.bytes_half import commit
 from tests.small_file_system import small_file_system
+from tests.unit.test_store_other import Ranges
 
 DATA = random.Random(4).randbytes(24 * CHUNK_BYTES + 1000)
 
@@ -91,7 +94,7 @@ class Site:
 
     def layer(self, repository: str) -> ServedLayer:
         export = Export(blob=self.blob, repository=repository)
-        Exports(self.home.cache).add(export, self.home.root / f"{repository}-{time.monotonic_ns()}.served")
+        Exports(self.home.cache).add(export, self.home.root / f"{time.monotonic_ns()}.served")
         return ServedLayer(socket=self.home.block_socket, export=export.name, size_bytes=self.blob.size_bytes)
 
     async def read(self, layer: ServedLayer, offset: int, length: int) -> bytes:
@@ -286,6 +289,43 @@ async def test_a_source_that_has_lost_the_blob_is_none(tmp_path: Path) -> None:
         assert trouble is not None and isinstance(trouble.error(), NotFound)
         assert await s.read(s.layer("two"), 20 * CHUNK_BYTES, 10) == DATA[20 * CHUNK_BYTES : 20 * CHUNK_BYTES + 10]
         assert s.server.exports.trouble(one.export) is None
+
+
+@contextmanager
+def http_site(directory: Path, port: int = 0) -> Iterator[int]:
+    """A server of those files; its port."""
+    server = ThreadingHTTPServer(("127.0.0.1", port), partial(Ranges, directory=str(directory)))
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+async def test_a_layer_is_read_over_http_through_an_outage(tmp_path: Path) -> None:
+    async with site(tmp_path / "home", patience_s=3.0) as s:
+        commit(Repository(PosixStore(tmp_path / "www" / "repo")), tmp_path / "captures", DATA)
+        with http_site(tmp_path / "www") as port:
+            url = f"http://127.0.0.1:{port}/repo"
+            s.repositories[url] = open_repository(url, s.home)
+            await asyncio.to_thread(s.repositories[url].require_blob, s.blob)  # its libraries are loaded
+            await s.again()
+            layer = s.layer(url)
+            assert await s.read(layer, 0, 2 * CHUNK_BYTES) == DATA[: 2 * CHUNK_BYTES]
+        wanted = [s.read(layer, n * CHUNK_BYTES, 10) for n in (9, 12, 15)]
+        errors = await asyncio.gather(*wanted, return_exceptions=True)
+        assert [type(error) for error in errors] == [StoreUnavailable] * 3
+        trouble = s.server.exports.trouble(layer.export)
+        assert trouble is not None and isinstance(trouble.error(), StoreUnavailable)
+        assert await s.read(layer, 0, CHUNK_BYTES) == DATA[:CHUNK_BYTES]
+        with http_site(tmp_path / "www", port):
+            while s.server.exports.trouble(layer.export) is not None:  # noqa: ASYNC110 - a probe ends it
+                await asyncio.sleep(0.02)
+            assert await s.read(layer, 0, len(DATA)) == DATA
 
 
 def opened(engine: socket.socket, layer: ServedLayer) -> None:
