@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from aenv_run.digest import canonical_json
-from aenv_run.errors import CorruptData, NotFound
+from aenv_run.errors import CorruptData, NotFound, Unsupported
 from aenv_run.garbage.owner import Owner
 from aenv_run.repository import Repository
 from aenv_run.store import KeyInfo, StoreKey
@@ -98,7 +98,12 @@ def lease_bytes(lease: HolderLease) -> bytes:
 
 def parse_lease(data: bytes, what: str) -> HolderLease:
     """``CorruptData`` for one that was altered, ``Unsupported`` for one of a newer format."""
-    lease = parse_record(HolderLease, data, what)
+    try:
+        lease = parse_record(HolderLease, data, what)
+    except Unsupported as error:
+        if re.search(rb'"format":\s*"aenv\.holder/[1-9][0-9]*"', data) is not None:
+            raise
+        raise CorruptData(f"{what} is damaged: {error.message}", fix="`aenv check --repair`") from None
     if lease.format != "aenv.holder/1" and lease_bytes(lease) != data:
         raise CorruptData(f"{what} is damaged: it is not what its sum says", fix="`aenv check --repair`")
     return lease
