@@ -4,7 +4,7 @@ SHELL := /bin/bash
 python := .venv/bin/python
 export PATH := $(PATH):/usr/local/sbin:/usr/sbin:/sbin
 
-.PHONY: help setup demo test lint soak bench bench-density bench-on-demand recipes clean
+.PHONY: help setup demo test lint soak bench bench-density bench-proxy bench-on-demand recipes clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 16
@@ -43,6 +43,9 @@ bench: setup ## set up, then measure each driver beside its bare engine: launch,
 
 bench-on-demand: setup ## set up, then measure a first command of a 2 GB image from an empty cache, over limited links
 	@$(python) -m tests.perf.on_demand
+
+bench-proxy: setup ## set up, then measure calls through `aenv serve` against the same straight to the daemon
+	@$(python) -m tests.perf.proxy
 
 bench-density: setup ## set up, then start sandboxes of one snapshot until 64 run or memory says stop
 	@$(python) -m tests.perf.density
