@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from aenv_run.errors import LimitReached
 from aenv_run.lifecycle import LIVE
 from aenv_run.node_client import NodeClient
+
+#: So long a full server refuses without counting anew: a crowd of callers must not keep the node busy.
+TRUST_S = 0.25
+
+
+def _refusal(occupied: int, count: int, limit: int) -> LimitReached:
+    return LimitReached(
+        f"{occupied} of at most {limit} sandboxes run or are being started, {count} more are asked for",
+        fix="try again when one has ended; `aenv serve --max-sandboxes` sets the limit",
+    )
 
 
 class Admission:
@@ -19,6 +30,7 @@ class Admission:
         self._node, self._limit = node, limit
         self._lock = asyncio.Lock()
         self._starting: set[str] = set()
+        self._counted, self._counted_at_s = 0, float("-inf")
 
     @asynccontextmanager
     async def admit(self, count: int = 1, *, request: str | None = None) -> AsyncIterator[str]:
@@ -39,7 +51,13 @@ class Admission:
         finally:
             await asyncio.shield(self._forget(names))
 
+    def changed(self) -> None:
+        """A sandbox has ended or is paused: who comes next is counted anew."""
+        self._counted_at_s = float("-inf")
+
     async def _require(self, count: int, limit: int) -> None:
+        if time.monotonic() < self._counted_at_s + TRUST_S and self._counted + count > limit:
+            raise _refusal(self._counted, count, limit)
         health = await self._node.health()
         live = health.live if health is not None and health.ready else 0
         if health is not None and live + len(self._starting) + count <= limit:
@@ -47,10 +65,8 @@ class Admission:
         found = {info.terms.request or info.sandbox_id for info in await self._node.list() if info.state in LIVE}
         occupied = len(found | self._starting)
         if occupied + count > limit:
-            raise LimitReached(
-                f"{occupied} of at most {limit} sandboxes run or are being started, {count} more are asked for",
-                fix="try again when one has ended; `aenv serve --max-sandboxes` sets the limit",
-            )
+            self._counted, self._counted_at_s = occupied, time.monotonic()
+            raise _refusal(occupied, count, limit)
 
     async def _forget(self, names: set[str]) -> None:
         """Not while others are counted: what has just become a running sandbox must be in one of the two sets."""

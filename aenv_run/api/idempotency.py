@@ -65,7 +65,7 @@ class Outcomes:
         """
         name = hashlib.sha256(key.encode()).hexdigest()
         if name in self._running:
-            raise _in_progress()
+            raise in_progress()
         self._running.add(name)
         try:
             return await self._once(self._directory / f"{name}.json", _digest(body), work, find)
@@ -126,7 +126,8 @@ class Outcomes:
                 path.unlink(missing_ok=True)
 
 
-def _in_progress() -> Exception:
+def in_progress() -> Exception:
+    """The refusal of a call that somebody is at."""
     return refuse(
         409,
         "the first call with this Idempotency-Key is still being answered",

@@ -111,6 +111,14 @@ async def test_each_generation_keeps_its_defaults(api: ApiSite) -> None:
     assert (await api.server.node.get(secure.json()["sandboxID"])).on_timeout == "kill"
 
 
+async def test_a_name_that_the_settings_know(site: Site) -> None:
+    async with api_site(site, templates={"code-interpreter-v1": "tiny:latest"}) as api:
+        made = await api.create(templateID="code-interpreter-v1")
+        assert made["templateID"] == "tiny" and made["alias"] == "code-interpreter-v1"
+        answer = await api.http.post("/v2/sandboxes", json={"templateID": "other"})
+        assert "template 'other' not found" in refused(answer, 404)
+
+
 async def test_terms_are_kept_and_tokens_are_stable(api: ApiSite) -> None:
     network = {"allowPublicTraffic": False, "maskRequestHost": "localhost:${PORT}"}
     made = await api.create(network=network, autoPause=True, autoResume={"enabled": True})

@@ -92,7 +92,7 @@ async def test_after_a_server_was_killed_the_node_knows_what_was_done(api: ApiSi
     async with asyncio.timeout(10):
         while not await api.server.node.list():  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-    assert "taken back" in refused(await create(api, "done"), 409)
+    assert "still being answered" in refused(await create(api, "done"), 409)
     making.cancel()
     await asyncio.gather(making, return_exceptions=True)
     async with asyncio.timeout(10):

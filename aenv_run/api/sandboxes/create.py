@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Request, Response
 
 from aenv_run.api.errors import documented, refuse
-from aenv_run.api.references import catalog_reference
+from aenv_run.api.idempotency import in_progress
+from aenv_run.api.references import ApiReference, catalog_reference
 from aenv_run.api.server import Server, Serving
 from aenv_run.api.wire.create import CreateCold, CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
-from aenv_run.errors import Conflict, InvalidInput, NotFound, Unsupported
+from aenv_run.errors import InvalidInput, NotFound, Unsupported
 from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
@@ -35,11 +36,19 @@ async def launch(
     reference = catalog_reference(asked.template_id)
     with server.metrics.operation("create"):
         async with server.admission.admit(request=call) as name:
-            making = server.node.create(asked.to_node(reference.text, request=name, alias=reference.alias))
-            try:
-                return await (while_connected(request.receive, making) if request is not None else making)
-            except NotFound as error:
-                raise NotFound(f"template {asked.template_id[:80]!r} not found: {error.message}") from error
+            making = _create(server, asked, reference, name)
+            return await (while_connected(request.receive, making) if request is not None else making)
+
+
+async def _create(server: Server, asked: CreateV2, reference: ApiReference, call: str) -> SandboxInfo:
+    """By what the name means in the catalog, else in the settings."""
+    other = server.settings.templates.get(reference.text)
+    for text in [reference.text, *([other] if other else [])]:
+        try:
+            return await server.node.create(asked.to_node(text, request=call, alias=reference.alias))
+        except NotFound as error:
+            why = error
+    raise NotFound(f"template {asked.template_id[:80]!r} not found: {why.message}") from why
 
 
 @router.post("/v2/sandboxes", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
@@ -61,9 +70,7 @@ async def _once(key: str, body: CreateV2, server: Server) -> Sandbox:
         if found is None or found.state is State.DEAD:
             return None
         if found.state is State.STARTING:
-            raise Conflict(
-                "the first call with this Idempotency-Key is being taken back", fix="ask again in a second"
-            )
+            raise in_progress()  # by a server that was killed: the node takes it back, or is just through
         return Sandbox.of(await server.node.get(found.sandbox_id), server).model_dump_json()
 
     return Sandbox.model_validate_json(await server.outcomes.once(key, body, work, find=find))

@@ -36,6 +36,7 @@ async def pause(info: Found, serving: Serving, body: PauseAsked | None = None) -
     try:
         with serving.metrics.operation("pause"):
             await serving.node.pause(info.sandbox_id, PauseRequest(memory=asked.memory is not False))
+        serving.admission.changed()
     except NotFound:
         raise gone(info.sandbox_id) from None
     except SandboxDead as error:

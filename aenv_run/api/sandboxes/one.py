@@ -26,5 +26,6 @@ async def kill(sandbox_id: SandboxPath, serving: Serving) -> None:
     try:
         with serving.metrics.operation("kill"):
             await serving.node.kill(info.sandbox_id)
+        serving.admission.changed()
     except NotFound:
         raise gone(sandbox_id) from None
