@@ -76,6 +76,16 @@ class Home:
         return self.root / "api"
 
     @property
+    def template_builds(self) -> Path:
+        """A directory per build of ``aenv serve``: its state, log and recipe."""
+        return self.root / "template-builds"
+
+    @property
+    def template_files(self) -> Path:
+        """Archives that clients of ``aenv serve`` have put for builds; bounded, the least used go first."""
+        return self.root / "template-files"
+
+    @property
     def node_socket(self) -> Path:
         """The unix socket on which the node process serves."""
         return self.root / "node.sock"

@@ -20,6 +20,7 @@ from aenv_run.api.sandboxes import create, fork, life, network, one, snapshots, 
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
+from aenv_run.api.templates import build, lifespan, names
 from aenv_run.api.ui.app import Beside, dashboard
 
 VERSION = "0.1.0"
@@ -43,9 +44,14 @@ ROUTERS: tuple[APIRouter, ...] = (
     network.router,
     snapshots.router,
     *node_calls.ROUTERS,
+    build.router,
+    names.router,
 )
 #: Open for as long as the server serves, in this order; closed in the other.
-LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (proxy_lifespan,)
+LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (
+    proxy_lifespan,
+    lifespan.builds,
+)
 
 _key = APIKeyHeader(
     name="X-API-Key", auto_error=False, description="see docs/server.md"

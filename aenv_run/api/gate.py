@@ -12,9 +12,9 @@ from aenv_run.api.keys import Keys
 
 #: No key is asked for: the exact path, or all below it.
 OPEN_PATHS = frozenset({"/health", "/metrics", "/openapi.json"})
-OPEN_BELOW: tuple[str, ...] = ()
+OPEN_BELOW: tuple[str, ...] = ("/template-files/",)
 #: Bodies that are streamed: the route has bounds of its own.
-STREAMED_BELOW: tuple[str, ...] = ("/aenv/v1/store/",)
+STREAMED_BELOW: tuple[str, ...] = ("/aenv/v1/store/", "/template-files/")
 
 
 class RequireKey:

@@ -16,6 +16,9 @@ from aenv_run.api.keys import Keys, open_keys
 from aenv_run.api.metrics import Metrics
 from aenv_run.api.proxy.proxy import Proxy, open_proxy
 from aenv_run.api.settings import Settings
+from aenv_run.api.templates.files import Archives
+from aenv_run.api.templates.records import Records
+from aenv_run.api.templates.running import BUILDER, Builds
 from aenv_run.catalog import Catalog
 from aenv_run.config import open_repository
 from aenv_run.drivers.protocol import Endpoint
@@ -43,6 +46,8 @@ class Server:
     metrics: Metrics
     outcomes: Outcomes
     proxy: Proxy
+    builds: Builds
+    archives: Archives
     guests: Guests = _guest
     _opened: dict[str, Catalog] = field(default_factory=dict)
 
@@ -54,14 +59,21 @@ class Server:
         return self._opened["catalog"]
 
 
-def open_server(settings: Settings, home: Home | None = None, *, guests: Guests = _guest) -> Server:
+def open_server(
+    settings: Settings, home: Home | None = None, *, guests: Guests = _guest, builder: tuple[str, ...] = BUILDER
+) -> Server:
     """Blocking: with the home's keys, and a client of its node, which is started when it is needed."""
     node = NodeClient(home)
     outcomes = Outcomes(node.home.api / "idempotency")
     admission = Admission(node, settings.max_sandboxes)
     keys = open_keys(node.home)
     proxy = open_proxy(node, keys, settings.domains)
-    return Server(settings, node.home, node, keys, admission, Metrics(node), outcomes, proxy, guests)
+    home = node.home
+    builds = Builds(home, Records(home.template_builds), settings.max_builds, builder)
+    archives = Archives(
+        home.template_files, keys.token_seed, settings.max_upload_bytes, settings.max_uploads_bytes
+    )
+    return Server(settings, home, node, keys, admission, Metrics(node), outcomes, proxy, builds, archives, guests)
 
 
 def server(connection: HTTPConnection) -> Server:

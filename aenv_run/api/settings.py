@@ -37,6 +37,21 @@ class Settings(Model):
     body_s: float = Field(60, gt=0, le=3600, description="for a client to send the body of a control call")
     max_body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30, description="of a control call")
     max_requests: int = Field(4096, ge=1, description="answered at the same time; more are told 503")
+    public_url: str | None = Field(
+        None, pattern=r"^https?://[^\s?#]+$", description="how callers reach this server; default: as they did"
+    )
+    images: dict[str, str] = Field(
+        default_factory=dict, description="what a name of fromImage means: docker://, oci:, snapshot:, archive:"
+    )
+    default_image: str = Field("e2bdev/base", min_length=1, max_length=512, description="without fromImage")
+    max_builds: int = Field(2, ge=1, le=64, description="of templates at the same time; more wait")
+    template_cpus: int = Field(2, ge=1, le=64, description="of a template that does not say it")
+    template_memory_mib: int = Field(1024, ge=128, le=1 << 20, description="of a template that does not say it")
+    template_disk_mib: int = Field(8192, ge=64, le=1 << 22, description="of a template; minFreeDiskMb is added")
+    template_internet: bool = Field(True, description="whether steps of a build reach the internet")
+    template_memory_snapshot: bool = Field(True, description="templates are launched from memory, in milliseconds")
+    max_upload_bytes: int = Field(4 << 30, ge=1 << 20, description="of one archive of a build")
+    max_uploads_bytes: int = Field(20 << 30, ge=1 << 20, description="of all that are kept")
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("domains")
