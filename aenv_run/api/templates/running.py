@@ -138,7 +138,8 @@ class Builds:
         shutil.rmtree(folder / "context", ignore_errors=True)
         level: Level = "info" if status == "ready" else "error"
         with contextlib.suppress(OSError, AenvError):
-            said = "Build finished" if status == "ready" else f"Build failed: {reason}"
+            told = "" if step is not None else f": {reason}"
+            said = "Build finished" if status == "ready" else f"Build failed{told}"
             self.records.say(build_id, Line(at_s=time.time(), message=said, level=level, step=step), last=True)
         with contextlib.suppress(AenvError):  # it may have been deleted
             self.records.change(

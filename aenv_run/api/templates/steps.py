@@ -18,7 +18,17 @@ READY_TIMEOUT = "10m"
 #: What a template was started with, for templates that are made from it.
 START_LABEL, READY_LABEL = "aenv.template.start", "aenv.template.ready"
 BASE, FINALIZE = "base", "finalize"
-_MAKE_USER = 'id -u "$1" >/dev/null 2>&1 || useradd -m -s /bin/bash "$1" 2>/dev/null || adduser -D "$1"'
+#: By the image's own programs, or where it has none by the files themselves.
+_MAKE_USER = """\
+id -u "$1" >/dev/null 2>&1 && exit 0
+useradd -m -s /bin/bash "$1" 2>/dev/null && exit 0
+adduser -D "$1" 2>/dev/null && exit 0
+n=1000
+while grep -q "^[^:]*:[^:]*:$n:" /etc/passwd /etc/group; do n=$((n + 1)); done
+echo "$1:x:$n:$n::/home/$1:/bin/sh" >>/etc/passwd
+echo "$1:x:$n:" >>/etc/group
+mkdir -p "/home/$1" && chown "$n:$n" "/home/$1"
+"""
 _VARIABLE = re.compile(r"\$(\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)|\$")
 Words = list[str]
 
