@@ -20,6 +20,7 @@ import pytest
 from aenv_run.api.server import open_server
 from aenv_run.api.settings import Settings
 from aenv_run.api.templates.lifespan import builds as lifespan
+from aenv_run.api.templates.records import Line
 from aenv_run.api.templates.start import build_image, wait
 from aenv_run.errors import InvalidInput, NotFound
 from tests.unit.api_site import ApiSite, api_site, refused
@@ -256,7 +257,10 @@ async def test_the_log_is_bounded(site: Site) -> None:
         path.write_bytes(path.read_bytes() + b"x" * (4 << 20))
         other = replace(api.server.builds)
         other.finish(build_id, "error", "because", "1")
-        assert b"because" in path.read_bytes() and path.stat().st_size < (4 << 20) + (64 << 10)
+        assert not records.say(build_id, Line(at_s=1, message="more"))
+        assert path.read_bytes().endswith(b'"level":"error","step":"1"}\n') and path.stat().st_size < (4 << 20) + (
+            64 << 10
+        )
 
 
 def test_a_server_opens_with_a_builder_of_its_own(site: Site) -> None:
