@@ -26,7 +26,7 @@ lint: setup ## set up, then formatters, linters and type checks
 	@scripts/lint-go
 	@cc -std=c11 -O2 -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wno-sign-conversion -Werror -fsyntax-only engine/ram.c
 
-soak: setup ## set up, then the stores on a second S3 server, 5000 orders of a collector and writers, every crash point and 200 kills, 50 snapshots of a guest that writes (gVisor: 30), then tests/crash and tests/e2e 20 times, each driver
+soak: setup ## set up, then the stores on a second S3 server, 5000 orders of a collector and writers, every crash point and 200 kills, 50 snapshots of a guest that writes (gVisor: 30), all of E2B's clients, then tests/crash and tests/e2e 20 times, each driver
 	@scripts/setup-soak
 	@AENV_SWIFT=1 $(python) -m pytest --timeout 1800 tests/contracts/test_store_contract.py tests/contracts/test_store_swift.py tests/e2e/test_bucket.py
 	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k qemu
@@ -34,6 +34,7 @@ soak: setup ## set up, then the stores on a second S3 server, 5000 orders of a c
 	@AENV_SCHEMA_EXAMPLES=40 $(python) -m pytest --timeout 1800 tests/unit/test_api_schema.py
 	@AENV_GC_SCHEDULES=2500 $(python) -m pytest --timeout 1800 tests/unit/test_gc_schedules.py tests/unit/test_repair.py
 	@AENV_CRASH_POINTS=1000000 AENV_CRASH_ROUNDS=200 $(python) -m pytest --timeout 1800 tests/crash
+	@AENV_SDK_EVERY=1 $(python) -m pytest --timeout 1800 tests/sdk
 	@for round in $$(seq 10); do for driver in qemu gvisor; do \
 	  AENV_DRIVER=$$driver AENV_CRASH_ROUNDS=20 $(python) -m pytest tests/crash tests/e2e || exit; done; done
 
