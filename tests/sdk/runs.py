@@ -25,7 +25,7 @@ from tests.sdk.image import build
 CLIENTS = Path(__file__).parent / "clients"
 KEY = "e2b_" + "5d" * 32
 #: Of one client, all cases.
-TIMEOUT_S = 270.0
+TIMEOUT_S = 900.0
 START_S = 60.0
 #: Every client: the version, and of Python's the mode.
 EVERY = (*((version, mode) for version in PYTHONS for mode in ("sync", "async")), ("js", ""))

@@ -17,9 +17,10 @@ from tests.sdk.runs import EVERY, rows, served, title
 #: Each version, each mode; `python -m tests.sdk.table` and AENV_SDK_EVERY=1 try all of it.
 FEW = (("2.63.0", "sync"), ("2.45.0", "async"), ("2.20.0", "sync"), ("js", ""))
 #: Of which the server's part is not there yet.
-PENDING = re.compile("emplate|delete_snapshot")
+PENDING = re.compile("emplate")
 
 
+@pytest.mark.timeout(3600)
 def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) -> None:
     need(DriverName.GVISOR)
     present(SDKS)

@@ -92,6 +92,8 @@ async def test_snapshots_outlive_their_sandbox_until_they_are_removed(api: ApiSi
     assert await delete_snapshot(api.server, "kept") is False
     assert set(await listed(api)) == ids - {named["snapshotID"]}
     assert (await api.get(child["sandboxID"]))["state"] == "running"
+    gone = await api.http.post("/v2/sandboxes", json={"templateID": named["snapshotID"]})
+    assert "was deleted" in refused(gone, 404)
     cold = await api.create(templateID=bare["snapshotID"])
     assert (await api.server.node.get(str(cold["sandboxID"]))).origin == "booted"
 

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Header, Request, Response
 from aenv_run.api.errors import documented, refuse
 from aenv_run.api.idempotency import in_progress
 from aenv_run.api.references import ApiReference, catalog_reference
+from aenv_run.api.sandboxes.snapshots import was_removed
 from aenv_run.api.server import Server, Serving
 from aenv_run.api.wire.create import CreateCold, CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
@@ -16,6 +17,7 @@ from aenv_run.errors import InvalidInput, NotFound, Unsupported
 from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
+from aenv_run.types import SnapshotId
 
 router = APIRouter(tags=["sandboxes"])
 CREATE_ERRORS = documented(403, 404, 409, 422, 502, 504, 507)
@@ -34,6 +36,8 @@ async def launch(
     if (part := asked.refused()) is not None:
         raise refuse(400, f"{part} is not supported", error_code="unsupported")
     reference = catalog_reference(asked.template_id)
+    if reference.alias is None and await was_removed(server, SnapshotId(reference.text)):
+        raise NotFound(f"template {reference.text[:80]!r} not found: this snapshot was deleted")
     with server.metrics.operation("create"):
         async with server.admission.admit(request=call) as name:
             making = _create(server, asked, reference, name)

@@ -174,6 +174,20 @@ async def get(snapshot_id: str, serving: Serving) -> SnapshotTold:
         raise refuse(404, f"snapshot {snapshot_id[:80]!r} was not found", error_code="not_found") from error
 
 
+async def was_removed(server: Server, id: SnapshotId) -> bool:
+    """Whether it was made of a sandbox and then taken back, though its bytes may still be there."""
+    catalog = await server.catalog()
+
+    def look() -> bool:
+        try:
+            labels = catalog.repository.snapshot(id).labels
+        except (NotFound, CorruptData):
+            return False  # whoever launches it says what it is
+        return SANDBOX_LABEL in labels and all(row.id != id for row in _rows(catalog))
+
+    return await asyncio.to_thread(look)
+
+
 async def delete_snapshot(server: Server, written: str) -> bool:
     """Take back every version that is this snapshot (an id), or those of the name; False where there is none.
 
