@@ -66,8 +66,8 @@ def log_to_stderr(settings: Settings) -> None:
 
 
 def _is_no_refusal(record: logging.LogRecord) -> bool:
-    """A WebSocket that was answered with an error instead is in the log of requests; uvicorn calls it a fault."""
-    return "without completing handshake" not in record.getMessage()
+    """What uvicorn calls faults: a WebSocket answered with an error instead, a service that broke off."""
+    return "returned without completing" not in record.getMessage()
 
 
 def listen(settings: Settings) -> socket.socket:

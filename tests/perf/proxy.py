@@ -38,6 +38,7 @@ from aenv_run.node_wire import CreateRequest, SandboxInfo
 from aenv_run.paths import Home
 from tests.e2e.conftest import ROOT, node_home
 from tests.e2e.tiny import make_tiny
+from tests.perf.footprint import processor_s
 from tests.perf.report import percentile
 
 MIB = 1 << 20
@@ -54,6 +55,7 @@ class Row:
     unit: str
     proxied: list[float] = field(default_factory=list)
     straight: list[float] = field(default_factory=list)
+    server_ms: float | None = None  # of processor time of the server, for one call
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,8 @@ class Way:
 
 
 @asynccontextmanager
-async def serving(home: Home) -> AsyncIterator[tuple[str, str]]:
-    """``aenv serve`` of a home: its URL and its key."""
+async def serving(home: Home) -> AsyncIterator[tuple[str, str, int]]:
+    """``aenv serve`` of a home: its URL, its key, its process."""
     command = [sys.executable, "-m", "aenv_run.cli", "serve", "--port", "0"]
     environment = {**os.environ, "AENV_HOME": str(home.root), "PYTHONPATH": str(ROOT)}
     process = await asyncio.create_subprocess_exec(*command, env=environment, stderr=subprocess.PIPE)
@@ -83,7 +85,7 @@ async def serving(home: Home) -> AsyncIterator[tuple[str, str]]:
             assert process.returncode is None, "the server ended"
         key = home.secrets / "api-key"
         drain = asyncio.create_task(_drain(process.stderr))
-        yield found[1].decode(), (await asyncio.to_thread(key.read_text)).strip()
+        yield found[1].decode(), (await asyncio.to_thread(key.read_text)).strip(), process.pid
     finally:
         process.terminate()
         await process.wait()
@@ -178,7 +180,7 @@ class Bench:
     async def run(self, home: Home) -> dict[str, str]:
         """Measure all; what it ran on."""
         node = NodeClient(home)
-        async with serving(home) as (url, key):
+        async with serving(home) as (url, key, self._pid):
             await self._creates(node, url, key)
             info = await node.create(CreateRequest(snapshot="tiny", timeout_s=3600))
             assert info.state is State.RUNNING and info.address is not None and info.access_token is not None
@@ -233,7 +235,9 @@ class Bench:
         for name, call in named.items():
             row = self._row(name)
             for client, samples in ((there, row.straight), (through, row.proxied)):
+                before_s = processor_s(self._pid)
                 samples += await timed(self._rounds, partial(call, client))
+                row.server_ms = (processor_s(self._pid) - before_s) * 1000 / (self._rounds + 1)
         for name in ("exec /bin/true", "read 1 KiB", "health"):
             row = self._row(f"{name}, {AT_ONCE} at a time", "1/s")
             for client, samples in ((there, row.straight), (through, row.proxied)):
@@ -244,7 +248,9 @@ class Bench:
         down, up = self._row(f"download {mib} MiB", "MiB/s"), self._row("upload 64 MiB", "MiB/s")
         for _ in range(3):
             for way, row in ((straight, down.straight), (proxied, down.proxied)):
+                before_s = processor_s(self._pid)
                 row.append(await asyncio.to_thread(download, way, "/files?path=/tmp/big", self._big_bytes))
+                down.server_ms = (processor_s(self._pid) - before_s) * 1000
             for way, row in ((straight, up.straight), (proxied, up.proxied)):
                 row.append(await asyncio.to_thread(upload, way, "/files?path=/tmp/up", 64 * MIB))
 
@@ -279,7 +285,7 @@ def show(facts: dict[str, str], rows: list[Row]) -> None:
     """The table for people."""
     console = Console(highlight=False, width=110)
     console.print(", ".join(f"{key}: {value}" for key, value in facts.items()))
-    columns = ("unit", "n", "p50", "p95", "p99", "there p50", "there p99", "x p50", "x p99")
+    columns = ("unit", "n", "p50", "p95", "p99", "there p50", "there p99", "x p50", "x p99", "cpu ms")
     table = Table(Column("call", no_wrap=True), box=box.SIMPLE_HEAD, pad_edge=False)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
@@ -290,9 +296,12 @@ def show(facts: dict[str, str], rows: list[Row]) -> None:
         cells += [statistics.median(theirs), percentile(theirs, 0.99)]
         ratios = [cells[0] / cells[3], percentile(ours, far) / percentile(theirs, far)]
         texts = [f"{cell:.2f}" if cell < 100 else f"{cell:.0f}" for cell in [*cells, *ratios]]
+        texts.append("-" if row.server_ms is None else f"{row.server_ms:.2f}")
         table.add_row(row.call, row.unit, str(len(ours)), *texts)
     console.print(table)
-    console.print("there: straight to the daemon (create: to the node). x: ours by theirs, of times or rates")
+    console.print(
+        "there: straight to the daemon (create: to the node). x: ours by theirs, of times or rates. cpu: of the server"
+    )
 
 
 def main() -> None:

@@ -47,9 +47,8 @@ class Exchange:
         self._hung_up = False
         self._headers_by: asyncio.Timeout | None = None
 
-    async def run(self, headers: list[Header]) -> None:
+    async def run(self, connection: Connection, headers: list[Header]) -> None:
         """Send it, pass the answer on. ``Refused`` and ``Stale`` before its head, ``Broken`` after it."""
-        connection = await self._machine.connect(self._target)
         with self._machine.using(connection.drop):
             upload = asyncio.create_task(self._upload(connection, headers))
             try:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import ClassVar
 
 import httptools
@@ -92,6 +94,8 @@ class ProxyingHttp(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """A client."""
         super().connection_made(transport)
+        if (connected := transport.get_extra_info("socket")) is not None:
+            _notice_dead_peers(connected)
         self._head_timer = self.loop.call_later(self.head_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -219,6 +223,14 @@ class ProxyingHttp(HttpToolsProtocol):
         if found is None:
             raise Refused(403, "CONNECT leads to {port}-{sandbox}.{domain} or {sandbox}:{port} alone")
         return found, asked
+
+
+def _notice_dead_peers(connected: socket.socket) -> None:
+    """A client whose network is gone says nothing: its stream would be kept for ever."""
+    with suppress(OSError):  # a unix socket has no such options
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 class _Head:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from aenv_run.api.proxy import refusals
 from aenv_run.api.proxy.address import ENVD_PORT, Target
 from aenv_run.api.proxy.places import Door, Place, Places
+from aenv_run.api.proxy.refusals import Refused
 from aenv_run.errors import AenvError, NotFound
 from aenv_run.guest import open_port
 
@@ -69,14 +70,12 @@ class Machine:
             raise refusals.too_slow(target, f"no connection within {CONNECT_S:g} s") from error
         except NotFound as error:
             raise refusals.closed_port(target) from error
-        except AenvError as error:
-            raise refusals.unreachable(target, error.message) from error
-        except OSError as error:
-            raise refusals.unreachable(target, error.strerror or str(error)) from error
+        except (AenvError, OSError) as error:
+            raise _unsent(target, error.message if isinstance(error, AenvError) else str(error)) from error
         connection = Connection(*opened)
         if self.over:
             connection.drop()
-            raise refusals.unreachable(target, ENDED)
+            raise _unsent(target, ENDED)
         return connection
 
     @contextmanager
@@ -119,6 +118,12 @@ class Machine:
         return None
 
 
+def _unsent(target: Target, why: str) -> Refused:
+    refused = refusals.unreachable(target, why)
+    refused.unsent = True
+    return refused
+
+
 class Machines:
     """The machines with connections, and the watch over them."""
 
@@ -128,10 +133,27 @@ class Machines:
         self._watch: asyncio.Task[None] | None = None
         self._asked: dict[str, asyncio.Task[None]] = {}
 
-    async def of(self, target: Target, check: Callable[[Door], object]) -> Machine:
-        """The target's machine, resumed if traffic wakes it (see ``Places.find``). ``Refused``."""
+    async def open(
+        self, target: Target, check: Callable[[Door], object], *, fresh: bool = False
+    ) -> tuple[Machine, Connection]:
+        """A connection to the target's port; ``Refused``. A paused sandbox is woken if ``check`` allows it.
+
+        ``fresh``: one that carried nothing before. A machine that is not there any more is looked for once again.
+        """
+        try:
+            machine = await self._machine(target, check)
+            return machine, await machine.connect(target, fresh=fresh)
+        except Refused as refused:
+            if not refused.unsent:
+                raise
+        self.forget(target)
+        machine = await self._machine(target, check)
+        return machine, await machine.connect(target, fresh=fresh)
+
+    async def _machine(self, target: Target, check: Callable[[Door], object]) -> Machine:
         stamp = self._places.stamp(target.sandbox_id)
         place = await self._places.find(target, check)
+        check(place.door)
         found = self._machines.get(target.sandbox_id)
         if found is not None and not found.over and found.place.machine == place.machine:
             found.place = place  # its other settings may have changed

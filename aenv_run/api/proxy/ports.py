@@ -38,8 +38,7 @@ async def tunnel(websocket: WebSocket, sandbox_id: str, port: str) -> None:
             raise Refused(400, target.message)
         if target.port == ENVD_PORT:
             raise refusals.only_http(target)
-        machine = await server.proxy.machines.of(target, lambda door: None)
-        connection = await machine.connect(target)
+        machine, connection = await server.proxy.machines.open(target, lambda door: None)
     except Refused as refused:
         code = NotFound.code if "port" in refused.more else _CODES.get(refused.status, SandboxDead.code)
         await websocket.send_denial_response(reply(refused.status, refused.message, error_code=code))

@@ -15,7 +15,7 @@ from aenv_run.api.proxy.access import admit
 from aenv_run.api.proxy.address import Misrouted, Target, target_of
 from aenv_run.api.proxy.exchange import Broken, Exchange, Stale
 from aenv_run.api.proxy.headers import Asked, Header, Mask, request_headers
-from aenv_run.api.proxy.machines import Machine, Machines
+from aenv_run.api.proxy.machines import Connection, Machine, Machines
 from aenv_run.api.proxy.places import Places
 from aenv_run.api.proxy.refusals import Refused
 from aenv_run.errors import AenvError
@@ -55,16 +55,16 @@ class Proxy:
             raise Refused(400, found.message)
         return found
 
-    async def admit(self, target: Target, asked: Asked) -> Admitted:
-        """Find its machine and check its tokens; ``Refused``. A paused sandbox is woken by it."""
+    async def open(self, target: Target, asked: Asked, *, fresh: bool = False) -> tuple[Admitted, Connection]:
+        """A connection for a request that may have it; ``Refused``. See ``Machines.open``."""
         try:
-            machine = await self.machines.of(target, partial(admit, target, asked))
+            machine, connection = await self.machines.open(target, partial(admit, target, asked), fresh=fresh)
         except AenvError as error:
             raise refusals.unreachable(target, error.message) from error
-        token = admit(target, asked, machine.place.door)
+        token = admit(target, asked, machine.place.door)  # it was checked: this says what goes along
         mask = Mask.of(target, asked, machine.place.mask_host)
         headers = request_headers(target, asked, mask, api_key=self._api_key, token=token)
-        return Admitted(target, asked, mask, machine, headers)
+        return Admitted(target, asked, mask, machine, headers), connection
 
     async def close(self) -> None:
         """End every connection into a sandbox."""
@@ -74,10 +74,10 @@ class Proxy:
         """The service's answer, or why there is none. ``Broken`` when it broke off."""
         try:
             for last in (False, True):
-                found = await self.admit(target, asked)
+                found, connection = await self.open(target, asked, fresh=last)
                 exchange = Exchange(target, asked, found.mask, found.machine, receive, send)
                 try:
-                    await exchange.run(found.headers)
+                    await exchange.run(connection, found.headers)
                     return
                 except Stale:
                     self.machines.forget(target)

@@ -15,6 +15,8 @@ class Refused(Exception):
     status: int
     message: str
     more: dict[str, object] = field(default_factory=dict)
+    #: Nothing was sent: the machine may be another by now, and takes the request.
+    unsent: bool = False
 
     def body(self) -> bytes:
         """The JSON."""

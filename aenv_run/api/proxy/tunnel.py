@@ -39,8 +39,7 @@ class Client:
 async def upgrade(proxy: Proxy, target: Target, asked: Asked, client: Client) -> int:
     """A WebSocket, from its request on; the status that the client was told."""
     try:
-        found = await proxy.admit(target, asked)
-        connection = await found.machine.connect(target, fresh=True)
+        found, connection = await proxy.open(target, asked, fresh=True)
     except Refused as refused:
         return await _refuse(proxy, target, refused, client)
     ended = asyncio.Event()
@@ -71,8 +70,7 @@ async def connect(proxy: Proxy, target: Target, asked: Asked, client: Client) ->
     try:
         if target.port == ENVD_PORT:
             raise refusals.only_http(target)
-        found = await proxy.admit(target, asked)
-        connection = await found.machine.connect(target, fresh=True)
+        found, connection = await proxy.open(target, asked, fresh=True)
     except Refused as refused:
         return await _refuse(proxy, target, refused, client)
     ended = asyncio.Event()
