@@ -406,6 +406,18 @@ async def test_a_pause_ends_what_is_open_at_once(proxied: ProxySite) -> None:
                 await asyncio.wait_for(anext(heard), 10)
 
 
+async def test_a_machine_that_moved_is_found_for_the_same_request(proxied: ProxySite) -> None:
+    right = proxied.node.address
+    assert right is not None
+    proxied.node.change(ID, address=right.model_copy(update={"port": 1}))
+    async with service(says(OK)) as port, proxied.to(port) as http:
+        assert "could not be reached" in problem(await http.get("/"), 502)
+        await http.get("/")
+        found = proxied.node.infos[ID]
+        proxied.node.infos[ID] = found.model_copy(update={"address": right})  # and no stamp tells of it
+        assert (await http.post("/", content=b"x")).text == "ok"
+
+
 async def test_traffic_resumes_once_for_all(base: str) -> None:
     async with service(says(OK)) as port, proxy_site(base, "t", auto_resume=True) as site, site.to(port) as http:
         site.pause()

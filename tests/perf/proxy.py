@@ -38,7 +38,6 @@ from aenv_run.node_wire import CreateRequest, SandboxInfo
 from aenv_run.paths import Home
 from tests.e2e.conftest import ROOT, node_home
 from tests.e2e.tiny import make_tiny
-from tests.perf.footprint import processor_s
 from tests.perf.report import percentile
 
 MIB = 1 << 20
@@ -95,6 +94,12 @@ async def serving(home: Home) -> AsyncIterator[tuple[str, str, int]]:
 async def _drain(reader: asyncio.StreamReader) -> None:
     while await reader.read(1 << 16):
         pass
+
+
+def processor_s(pid: int) -> float:
+    """Seconds of processor time that a process has had."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def timed(times: int, call: Callable[[], Awaitable[object]]) -> list[float]:
@@ -299,9 +304,8 @@ def show(facts: dict[str, str], rows: list[Row]) -> None:
         texts.append("-" if row.server_ms is None else f"{row.server_ms:.2f}")
         table.add_row(row.call, row.unit, str(len(ours)), *texts)
     console.print(table)
-    console.print(
-        "there: straight to the daemon (create: to the node). x: ours by theirs, of times or rates. cpu: of the server"
-    )
+    console.print("there: straight to the daemon (create: to the node). x: ours by theirs, of times or rates")
+    console.print("cpu: processor time of the server for one call, which others' work does not change much")
 
 
 def main() -> None:
