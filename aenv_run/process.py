@@ -334,7 +334,13 @@ async def _started(
 async def _end(process: asyncio.subprocess.Process) -> None:
     """Kill the group, also when its leader has ended and others hold on to its pipes."""
     kill_group(process.pid)
-    await asyncio.wait([asyncio.ensure_future(process.wait())], timeout=KILL_WAIT_S)
+    # asyncio sees its end only once its pipes are read to theirs, and nobody else reads them any more.
+    ending = asyncio.ensure_future(process.wait())
+    rest = [asyncio.ensure_future(_discard(stream)) for stream in (process.stdout, process.stderr) if stream]
+    await asyncio.wait([ending], timeout=KILL_WAIT_S)
+    for reading in rest:
+        reading.cancel()
+    await asyncio.gather(*rest, return_exceptions=True)
 
 
 async def _read(stream: asyncio.StreamReader | None, limit_bytes: int, argv: Sequence[str]) -> bytes:
@@ -345,6 +351,11 @@ async def _read(stream: asyncio.StreamReader | None, limit_bytes: int, argv: Seq
         if len(data) > limit_bytes:
             raise AenvError(f"{argv[0]} printed more than {limit_bytes} bytes and was killed")
     return bytes(data)
+
+
+async def _discard(stream: asyncio.StreamReader) -> None:
+    while await stream.read(1 << 16):
+        pass
 
 
 async def _feed(stream: asyncio.StreamWriter | None, data: bytes | None) -> None:

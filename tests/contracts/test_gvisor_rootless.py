@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import os
 from pathlib import Path
 
 import pytest
@@ -97,6 +98,8 @@ async def test_the_disk_is_told_whole_under_every_name(rootless: Bench, tmp_path
         cold = dataclasses.replace(rootless.cold(), disk=(image, *first.disk))
         async with other.running(cold) as machine:
             assert await listing(machine) == told
+        if name != "qemu" and not os.environ.get("AENV_SOAK"):
+            continue  # below, a machine of this driver is restored above a disk that was told by another
         cold = dataclasses.replace(rootless.cold(), disk=(image, *second.disk))
         async with other.running(cold) as machine:
             assert await listing(machine, links=False) == second_told

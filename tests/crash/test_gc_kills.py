@@ -24,7 +24,7 @@ from aenv_run.store.posix import PosixStore
 from aenv_run.types import Name, SnapshotId
 from tests.bytes_half import capture, draft
 
-ROUNDS = int(os.environ.get("AENV_CRASH_ROUNDS") or 20)
+ROUNDS = int(os.environ.get("AENV_CRASH_ROUNDS") or 10)
 NAME = Name("env")
 #: Nobody is stopped for as long as a collector waits before it looks: nothing here is young, so that a writer that
 #: was stopped for longer and is then killed leaves a manifest without its blobs (docs/decisions/018-garbage.md).

@@ -24,7 +24,7 @@ from aenv_run.types import Name
 from tests.bytes_half import capture, draft
 from tests.unit.turns import Choose, Turns, TurnStore
 
-RANDOM = int(os.environ.get("AENV_GC_SCHEDULES", "150"))
+RANDOM = int(os.environ.get("AENV_GC_SCHEDULES", "60"))
 NAME = Name("env")
 NOW = Timing(settle_s=0)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import stat
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,21 +118,6 @@ async def test_a_second_launch_of_a_snapshot_writes_no_lease(site: Site) -> None
     for sandbox in list(node.infos()):
         await node.kill(node.find(sandbox.sandbox_id))
     await node.close()
-
-
-@pytest.mark.skipif("__import__('os').geteuid() == 0", reason="root may write everywhere")
-async def test_a_repository_that_is_only_read_is_used_without_a_lease(site: Site) -> None:
-    root: Path = site.home.repository
-    before = root.stat().st_mode
-    site.tools.repository.allow_unheld = True
-    root.chmod(stat.S_IRUSR | stat.S_IXUSR)
-    try:
-        node = await begun(site)
-        sandbox = await launch(node)
-        await node.kill(sandbox)
-        await node.close()
-    finally:
-        root.chmod(before)
 
 
 class Refusing(PosixStore):
