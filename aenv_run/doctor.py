@@ -11,56 +11,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aenv_run.config import open_repository, repository_directory, repository_name
-from aenv_run.drivers.protocol import DriverName
+from aenv_run.doctor_report import Check as Check
+from aenv_run.doctor_report import DriverReport as DriverReport
+from aenv_run.doctor_report import Report as Report
 from aenv_run.drivers.select import all_probes, select
 from aenv_run.errors import AenvError
 from aenv_run.paths import Home
 from aenv_run.sandbox_network import requirements_of
 from aenv_run.store import Store
 from aenv_run.store.posix_rights import concerns
-from aenv_run.types import Model
 
 #: Snapshots are counted to see whether they can be listed; in a bucket that takes a request for each thousand.
 MAX_COUNTED = 1000
-
-
-class Check(Model):
-    """One thing that was looked at."""
-
-    name: str
-    present: bool
-    detail: str
-    fix: str = ""
-
-
-class DriverReport(Model):
-    """One driver: whether it works here, how guest code would run, and what it needs."""
-
-    driver: DriverName
-    usable: bool
-    mode: str
-    why: str
-    requirements: tuple[Check, ...]
-
-
-class Report(Model):
-    """All of it. ``chosen`` is the driver that auto picks, None when none works.
-
-    ``network`` is what a network of its own for each sandbox needs; without it they run with no way out.
-    """
-
-    home: str
-    chosen: str | None
-    why: str
-    fix: str = ""
-    drivers: tuple[DriverReport, ...]
-    checks: tuple[Check, ...]
-    network: tuple[Check, ...] = ()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether sandboxes can be launched and snapshots committed."""
-        return self.chosen is not None and all(check.present for check in self.checks)
 
 
 async def examine(home: Home, driver: str = "auto") -> Report:

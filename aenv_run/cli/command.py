@@ -27,6 +27,8 @@ COMMANDS: Table = {
     "pool": ("pool", "pool", "machines that stand ready of a snapshot"),
     "rm": ("sandboxes", "remove", "kill and remove sandboxes"),
     "cp": ("copy", "copy", "copy files and directories into or out of a sandbox"),
+    "upload": ("transfer", "upload", "copy a file or directory into a sandbox, content alone"),
+    "download": ("transfer", "download", "copy a file or directory out of a sandbox, content alone"),
     "snapshot": ("snapshots", "snapshot", "commit a sandbox's state as a snapshot"),
     "pull": ("templates", "pull", "make a template of a container image"),
     "build": ("build", "build", "make a template of a Dockerfile"),

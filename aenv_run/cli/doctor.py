@@ -10,7 +10,7 @@ from aenv_run.cli.arguments import server
 from aenv_run.cli.host import run_there
 from aenv_run.cli.output import json_option, print_json, print_table, spinner
 from aenv_run.cli.signals import run_async
-from aenv_run.doctor import Check, Report, examine
+from aenv_run.doctor_report import Check, Report
 from aenv_run.paths import Home
 from aenv_run.printable import printable, printable_lines
 
@@ -23,6 +23,8 @@ def doctor(as_json: bool) -> int:
     if there is not None:
         report, _ = run_there(there, ("doctor",), Report)
     else:
+        from aenv_run.doctor import examine  # it looks at drivers, which are of Linux
+
         with spinner("looking"):
             report = run_async(examine(Home.default(), os.environ.get("AENV_DRIVER", "auto")))
     if as_json:

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import click
 
-from aenv_run.cli.arguments import open_sandbox, sandbox_argument
+from aenv_run.cli.arguments import open_sandbox, sandbox_argument, server
 from aenv_run.cli.output import json_option, print_json
 from aenv_run.cli.signals import run_async
 from aenv_run.errors import InvalidInput
+from aenv_run.guest import Guest
 from aenv_run.network import NetworkPolicy, PortForward, TcpAddress
+from aenv_run.network.forward import PassOn
 from aenv_run.sdk_async import AsyncSandbox
+from aenv_run.server_tunnel import pass_through
 
 FOLLOW_S = 2.0
+
+
+async def _nothing(guest: Guest) -> None:
+    """It runs."""
 
 
 @click.command(
@@ -79,6 +87,10 @@ async def _forward(sandbox_id: str, local: int, remote: int) -> None:
             forward.target = await _target(sandbox, remote)
 
 
-async def _target(sandbox: AsyncSandbox, port: int) -> TcpAddress:
+async def _target(sandbox: AsyncSandbox, port: int) -> TcpAddress | PassOn:
+    if (there := server()) is not None:
+        await sandbox.get_info()
+        await sandbox.call(_nothing)  # or it says why it cannot be reached
+        return partial(pass_through, there, sandbox.sandbox_id, port)
     host, _, number = (await sandbox.get_host(port)).rpartition(":")
     return TcpAddress(host, int(number))

@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import stat
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -48,6 +49,8 @@ class UnixAddress:
 
 
 StreamAddress = TcpAddress | UnixAddress
+#: Passes one accepted connection on until both sides have ended; ``OSError`` when it cannot.
+PassOn = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 class PublishedPort(Model):
@@ -73,7 +76,7 @@ class PortForward:
     def __init__(
         self,
         listen: StreamAddress,
-        target: StreamAddress,
+        target: StreamAddress | PassOn,
         *,
         max_connections: int = 256,
         connect_timeout_s: float = 10.0,
@@ -180,9 +183,17 @@ class PortForward:
             writer.close()
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        target = self.target
+        if not isinstance(target, TcpAddress | UnixAddress):
+            try:
+                await target(reader, writer)
+            except* OSError as errors:
+                log.info("%s: %s", self._listen, errors.exceptions[0])
+                writer.transport.abort()
+            return
         try:
             async with asyncio.timeout(self._connect_timeout_s):
-                far_reader, far_writer = await self._connect()
+                far_reader, far_writer = await self._connect(target)
         except (OSError, TimeoutError) as error:
             log.info("%s -> %s: %s", self._listen, self.target, error)
             writer.transport.abort()  # a reset, as if the target's own port were closed
@@ -197,10 +208,10 @@ class PortForward:
         finally:
             far_writer.close()
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if isinstance(self.target, UnixAddress):
-            return await asyncio.open_unix_connection(str(self.target.path), limit=BUFFER_BYTES)
-        return await asyncio.open_connection(self.target.host, self.target.port, limit=BUFFER_BYTES)
+    async def _connect(self, target: StreamAddress) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        if isinstance(target, UnixAddress):
+            return await asyncio.open_unix_connection(str(target.path), limit=BUFFER_BYTES)
+        return await asyncio.open_connection(target.host, target.port, limit=BUFFER_BYTES)
 
 
 async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

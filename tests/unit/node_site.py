@@ -56,12 +56,12 @@ class Site:
         return not self.engine.machines and not self.directories()
 
 
-def make_site(root: Path, seed: Path) -> Site:
-    """A home in ``root`` with ``tiny:1``; ``seed`` is scratch."""
+def make_site(root: Path, seed: Path, user: str = "app") -> Site:
+    """A home in ``root`` with ``tiny:1``, which is for ``user``; ``seed`` is scratch."""
     home = Home(root)
     repository = Repository(PosixStore(home.repository))
     draft = Draft(
-        architecture=Architecture("amd64"), machine=MachineSpec(), context=Context(env={"A": "image"}, user="app")
+        architecture=Architecture("amd64"), machine=MachineSpec(), context=Context(env={"A": "image"}, user=user)
     )
     snapshot = repository.commit(seed_files(seed), draft)
     catalog = Catalog(repository)

@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import json
 import threading
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
+import httpx
 import pytest
 import uvicorn
 
 from aenv_run.api.app import make_app
+from aenv_run.api.proxy.listening import http_protocol
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
 from aenv_run.cli.command import run
 from aenv_run.credentials import ServerAddress
 from aenv_run.drivers.select import Selected
+from aenv_run.guest import Guest
 from aenv_run.node_core import Node
 from tests.unit.node_site import Site, make_site
+from tests.unit.pretend_engine import PretendEngine
 from tests.unit.test_node_api import serving
 
 T = TypeVar("T")
@@ -53,11 +58,14 @@ class RemoteSite:
 
 
 @contextmanager
-def remote_site(root: Path, **settings: object) -> Iterator[RemoteSite]:
-    """Serves until the end; a home with ``tiny:1`` in ``root``."""
+def remote_site(root: Path, daemon: str | None = None, **settings: object) -> Iterator[RemoteSite]:
+    """Serves until the end; a home with ``tiny:1`` in ``root``.
+
+    ``daemon``: the URL of a real one, which then is that of its first sandbox.
+    """
     made: list[RemoteSite] = []
     stop = threading.Event()
-    thread = threading.Thread(target=lambda: asyncio.run(_serve(root, settings, made, stop)))
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(root, daemon, settings, made, stop)))
     thread.start()
     try:
         while not made:
@@ -69,14 +77,28 @@ def remote_site(root: Path, **settings: object) -> Iterator[RemoteSite]:
         thread.join()
 
 
-async def _serve(root: Path, settings: dict[str, object], made: list[RemoteSite], stop: threading.Event) -> None:
-    site = make_site(root / "home", root / "seed")
+async def _serve(
+    root: Path, daemon: str | None, settings: dict[str, object], made: list[RemoteSite], stop: threading.Event
+) -> None:
+    site = make_site(root / "home", root / "seed", user="app" if daemon is None else getpass.getuser())
+    if daemon is not None:
+        engine = PretendEngine(first_port=httpx.URL(daemon).port or 0)
+        tools = replace(site.tools, driver=engine, guests=lambda at, token: Guest(at, access_token=token))
+        site = Site(site.home, engine, tools)
     async with serving(site.home) as (service, _):
         node = site.node()
         await node.reconcile()
         service.begin(node, Selected(site.engine, await site.engine.probe(), "because"))
-        server = open_server(Settings.model_validate({"port": 0, **settings}), site.home, guests=site.engine.guest)
-        config = uvicorn.Config(make_app(server.settings, server), port=0, log_config=None, lifespan="on")
+        server = open_server(Settings.model_validate({"port": 0, **settings}), site.home, guests=site.tools.guests)
+        config = uvicorn.Config(
+            make_app(server.settings, server),
+            port=0,
+            ws="websockets-sansio",
+            http=http_protocol(server.proxy),
+            log_config=None,
+            lifespan="on",
+            timeout_graceful_shutdown=1,
+        )
         web = uvicorn.Server(config)
         task = asyncio.create_task(web._serve([config.bind_socket()]))  # without taking the signals
         while not web.started:  # noqa: ASYNC110 - there is no event to wait for

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from aenv_run.api.node_calls.node import is_passed
+from aenv_run.host_commands import COMMANDS
 from aenv_run.node_api import Service, make_app
 from aenv_run.paths import Home
 from tests.unit.remote_site import Commands, RemoteSite, remote_site
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -166,6 +172,31 @@ def test_auth_keeps_what_the_server_took(aenv: Commands) -> None:
     assert "this machine" in aenv._run(("auth", "--show"), 0)[0]
     aenv._run(("auth", "--show", "--logout"), 64)
     aenv._run(("auth", address.url), 64)  # no terminal, no key
+
+
+def test_clients_need_nothing_of_linux(remote: RemoteSite, tmp_path: Path) -> None:
+    address = remote.address
+    also = ("connect", "cp", "upload", "download", "port-forward", "pool set", "snapshot create", "catalog diff")
+    commands = [
+        "--help",
+        f"auth {address.url} --key {address.api_key}",
+        "start tiny",
+        "ls",
+        "catalog ls",
+        "cache show",
+        *(f"{' '.join(command)} --help" for command in COMMANDS),
+        *(f"{command} --help" for command in also),
+    ]
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("AENV_")}
+    environment = kept | {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "c"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests/unit/pretend_macos.py"), " ; ".join(commands)],
+        capture_output=True, text=True, env=environment, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    assert "SNAPSHOT" in done.stdout and "tiny:1" in done.stdout and "on demand" in done.stdout
+    assert done.stdout.count("Usage") >= len(COMMANDS) + len(also) + 1
+    remote.clear()
 
 
 def test_everything_that_clients_ask_a_node_is_passed_on(tmp_path: Path) -> None:
