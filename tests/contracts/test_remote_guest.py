@@ -75,8 +75,8 @@ def test_exec_passes_output_input_and_exit_code_on(remote: RemoteSite, sandbox: 
     assert done.returncode == 127
 
 
-def test_a_terminal_is_joined_and_follows_the_window(remote: RemoteSite, sandbox: str, tmp_path: Path) -> None:
-    argv = ["-m", "aenv_run.cli", "exec", "-t", sandbox, "--", "sh"]
+def test_a_shell_is_opened_and_follows_the_window(remote: RemoteSite, sandbox: str, tmp_path: Path) -> None:
+    argv = ["-m", "aenv_run.cli", "connect", sandbox]
     child = pexpect.spawn(
         sys.executable, argv, env=environment(remote, tmp_path), dimensions=(30, 100), timeout=60
     )

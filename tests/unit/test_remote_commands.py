@@ -120,6 +120,18 @@ def test_a_snapshot_crosses_in_both_directions(aenv: Commands, tmp_path: Path) -
     assert not (tmp_path / "own" / "repository").exists()
 
 
+def test_templates_are_the_servers(aenv: Commands, tmp_path: Path) -> None:
+    assert "tiny" in str(aenv.same("template", "list"))
+    aenv.there("template", "tag", "tiny:1", "nightly")
+    assert "nightly" in str(aenv.same("catalog", "ls"))
+    aenv.there("template", "tag", "tiny", "nightly", "--delete")
+    assert "Build succeeded" in aenv.there("template", "watch", "tiny")[1]
+    assert aenv.there("template", "delete", "none", code=66)
+    assert aenv.there("pull", "not an image", code=64)[1] == aenv.here("pull", "not an image", code=64)[1]
+    (tmp_path / "Dockerfile").write_text("FROM debian:12\n")
+    assert "keeps the repository" in aenv.there("build", str(tmp_path / "Dockerfile"), code=69)[1]
+
+
 def test_garbage_is_collected_on_the_server(aenv: Commands) -> None:
     made = json.loads(aenv.there("start", "tiny", "--json")[0])
     left = json.loads(aenv.there("snapshot", "create", made["sandbox_id"], "--json")[0])["snapshot_id"]

@@ -28,6 +28,13 @@ from aenv_run.version import VERSION
 
 #: For a command to end in order when its caller hung up, as at Ctrl-C.
 INTERRUPT_S = 10.0
+#: A server in the background of a shell ignores interrupts, and so would what it starts.
+START = """
+import signal
+from aenv_run.cli import main
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
 router = APIRouter(prefix=CALLS, route_class=CallRoute, include_in_schema=False)
 
 
@@ -61,7 +68,7 @@ class Lines(Response):
 
 async def _run(argv: list[str], home: Home) -> AsyncGenerator[HostLine, None]:
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "aenv_run.cli", "--local", *argv),
+        *(sys.executable, "-c", START, "--local", *argv),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
