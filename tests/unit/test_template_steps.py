@@ -75,6 +75,16 @@ def test_a_user_by_name_is_made_and_what_is_started_is_waited_for(tmp_path: Path
     assert only["start"]["command"][-1] == "old" and only["ready"]["command"][-1] == "is up"  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    "odd", ["\x7f\x85", "a\u2028b\u2029", "\ufeff\uffff", "\U0001f600", "tab\t\x07\r\n end", "{% {{ {#"]
+)
+def test_any_text_comes_through(tmp_path: Path, odd: str) -> None:
+    written(tmp_path, [step("RUN", odd), step("ENV", odd.replace("=", ""), odd)])
+    ran, env = load(tmp_path / "recipe.yaml").recipe.steps
+    assert ran.run is not None and ran.run.command[-1] == odd
+    assert env.env == {odd: odd}
+
+
 def test_what_is_forced_is_run_anew_from_there_on(tmp_path: Path) -> None:
     made = written(
         tmp_path, [step("RUN", "a"), step("ENV", "A", "1", force=True), step("RUN", "b"), step("RUN", "c")]

@@ -10,6 +10,7 @@ from aenv_run.api.server import Server
 from aenv_run.api.templates.running import Login
 from aenv_run.api.templates.steps import READY_LABEL, START_LABEL, From
 from aenv_run.api.wire.templates import BuildAsked, RegistryLogin
+from aenv_run.catalog import Catalog, Resolved
 from aenv_run.errors import InvalidInput, NotFound
 
 _IMAGE = re.compile(
@@ -66,9 +67,20 @@ def _host(image: str) -> str:
 async def _of_template(server: Server, written: str) -> From:
     catalog = await server.catalog()
     try:
-        found = await asyncio.to_thread(catalog.resolve, catalog_reference(written).text)
+        text = catalog_reference(written).text
+        found = await asyncio.to_thread(_resolve, catalog, text, server.settings.templates.get(text))
         snapshot = await asyncio.to_thread(catalog.repository.snapshot, found.snapshot_id)
     except NotFound as error:
         raise InvalidInput(f"fromTemplate: template {written[:80]!r} not found: {error.message}") from error
     labels = snapshot.labels
     return From({"snapshot": str(found.snapshot_id)}, labels.get(START_LABEL), labels.get(READY_LABEL))
+
+
+def _resolve(catalog: Catalog, text: str, otherwise: str | None) -> Resolved:
+    """Blocking: what the catalog calls so, or else what the settings say that it means."""
+    try:
+        return catalog.resolve(text)
+    except NotFound:
+        if otherwise is None:
+            raise
+        return catalog.resolve(catalog_reference(otherwise).text)

@@ -30,6 +30,7 @@ echo "$1:x:$n:" >>/etc/group
 mkdir -p "/home/$1" && chown "$n:$n" "/home/$1"
 """
 _VARIABLE = re.compile(r"\$(\{[A-Za-z_][A-Za-z0-9_]*\}|[A-Za-z_][A-Za-z0-9_]*)|\$")
+_NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 Words = list[str]
 
 
@@ -82,7 +83,7 @@ class RecipeWriter:
             "version": 1, "name": str(self.build.template), "base": self.begin.base, "machine": machine,
             "steps": self.steps, "outputs": [output],
         }  # fmt: skip
-        return json.dumps(_literal(recipe), ensure_ascii=False, indent=1)
+        return as_yaml(_literal(recipe))
 
     def step_of(self, id: str) -> str:
         """The SDK's name of a recipe's step."""
@@ -168,6 +169,12 @@ class RecipeWriter:
         step = {"start": {"command": command}, "ready": {"command": in_shell(ready or DEFAULT_READY)}}
         self.steps.append({"id": FINALIZE, **step, "timeout": READY_TIMEOUT})
         self.shown[FINALIZE] = f"START {start or ''}".strip()
+
+
+def as_yaml(value: object) -> str:
+    """JSON that YAML reads as the same: what it would take for the end of a line, or refuse, is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=1)
+    return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def in_shell(command: str) -> Words:
