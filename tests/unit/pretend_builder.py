@@ -1,6 +1,6 @@
 """A builder as a program: tells aenv-build's events for a recipe, runs nothing, publishes ``tiny`` by its name.
 
-What a step's command says decides what happens: ``fail``, ``hang``, ``talk``, ``die``.
+What a step's command says decides what happens: ``fail``, ``late``, ``hang``, ``talk``, ``die``.
 """
 
 from __future__ import annotations
@@ -11,11 +11,7 @@ import signal
 import sys
 import time
 from pathlib import Path
-
-from aenv_run.catalog import Catalog
-from aenv_run.config import open_repository
-from aenv_run.paths import Home
-from aenv_run.types import Name, Tag
+from typing import Any
 
 
 def tell(**event: object) -> None:
@@ -23,7 +19,7 @@ def tell(**event: object) -> None:
 
 
 def main() -> int:
-    recipe_path, home = Path(sys.argv[2]), Home(Path(sys.argv[sys.argv.index("--home") + 1]))
+    recipe_path = Path(sys.argv[2])
     recipe = json.loads(recipe_path.read_text())
     (recipe_path.parent / "seen.json").write_text(
         json.dumps({"argv": sys.argv, "auth": _auth(), "variables": sorted(os.environ)})
@@ -45,8 +41,20 @@ def main() -> int:
             tell(event="stage_failed", step=step["id"], position=1, what="?", message="exited with 3")
             tell(event="build_failed", code="step_failed", exit_code=1, message="exited with 3", fix="")
             return 1
+        if words.endswith(" late"):
+            tell(event="build_failed", code="no_space", exit_code=73, message="the disk is full", fix="free some")
+            return 73
         tell(event="stage_finished", step=step["id"], position=1, what="?", milliseconds=1)
-    catalog = Catalog(open_repository(None, home))
+    return publish(recipe, Path(sys.argv[sys.argv.index("--home") + 1]))
+
+
+def publish(recipe: dict[str, Any], home: Path) -> int:
+    from aenv_run.catalog import Catalog  # a second, which one that fails does without
+    from aenv_run.config import open_repository
+    from aenv_run.paths import Home
+    from aenv_run.types import Name, Tag
+
+    catalog = Catalog(open_repository(None, Home(home)))
     tiny = catalog.resolve("tiny").snapshot_id
     (output,) = recipe["outputs"]
     version = catalog.publish(Name(recipe["name"]), tiny, [Tag(tag) for tag in output["tags"]])

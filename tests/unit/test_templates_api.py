@@ -66,7 +66,7 @@ async def ended(api: ApiSite, build_id: str, name: str = "made") -> dict[str, ob
             lines += new
             if told["status"] in OVER and not new:
                 return {**told, "lines": lines}
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.05)
 
 
 def run(command: str) -> dict[str, object]:
@@ -111,6 +111,8 @@ async def test_a_failing_step_is_named_by_its_number(site: Site) -> None:
     async with serving(site) as api:
         told = await ended(api, await begin(api, run("ok"), run("fail")))
         assert (told["status"], told["reason"]) == ("error", {"message": "exited with 3", "step": "2"})
+        told = await ended(api, await begin(api, run("late")))
+        assert told["reason"] == {"message": "the disk is full (free some)", "step": "finalize"}
         told = await ended(api, await begin(api, run("die")))
         assert told["status"] == "error" and "said nothing" in str(told["reason"])
         assert [row["buildStatus"] for row in (await api.http.get("/v2/templates?limit=1")).json()] == ["error"]

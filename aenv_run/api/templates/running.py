@@ -157,6 +157,7 @@ class _Run:
         self._fresh, self._login = fresh, login
         self._shown: Mapping[str, str] = {}
         self._left_out = 0
+        self._began = False
         self._reason: str | None = None
         self._step: str | None = None
         self._made: dict[str, object] = {}
@@ -256,8 +257,10 @@ class _Run:
             case "build_started":
                 await self._say(f"{event.get('total')} steps, {event.get('hits')} of them cached")
             case "stage_hit":
+                self._began = self._began or step != "base"
                 await self._say(f"CACHED {what}", step=step)
             case "stage_started":
+                self._began = self._began or step != "base"
                 await self._say(what, step=step)
             case "stage_output":
                 await self._say(str(event.get("text", "")), step=step)
@@ -276,7 +279,8 @@ class _Run:
             case "build_failed":
                 if self._reason is None:
                     fix = f" ({event['fix']})" if event.get("fix") else ""
-                    self._reason, self._step = f"{event.get('message')}{fix}", "base"
+                    where = "finalize" if self._began else "base"  # no step of its own failed
+                    self._reason, self._step = f"{event.get('message')}{fix}", where
 
     async def _say(self, message: str, level: Level = "info", step: str | None = None) -> None:
         line = Line(at_s=time.time(), message=message, level=level, step=step)
