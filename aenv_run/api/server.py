@@ -67,7 +67,7 @@ def open_server(
     outcomes = Outcomes(node.home.api / "idempotency")
     admission = Admission(node, settings.max_sandboxes)
     keys = open_keys(node.home)
-    proxy = open_proxy(node, keys, settings.domains)
+    proxy = open_proxy(node, admission, keys, settings.domains)
     home = node.home
     builds = Builds(home, Records(home.template_builds), settings.max_builds, builder)
     archives = Archives(

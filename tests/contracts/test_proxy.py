@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator
 import httpx
 import pytest
 
-from aenv_run.errors import BootFailed
+from aenv_run.errors import BootFailed, LimitReached
 from aenv_run.lifecycle import State
 from tests.contracts.envd_daemon import envelope, envelopes
 from tests.contracts.proxy_site import (
@@ -441,6 +441,8 @@ async def test_nobody_without_a_token_wakes_a_sandbox(base: str) -> None:
         site.node.fail_resume = BootFailed("no memory")
         async with site.to(3000, e2b_traffic_access_token=traffic_token(ID)) as http:
             assert "was not found" in problem(await http.get("/"), 502)
+            site.node.fail_resume = LimitReached("8 of at most 8 run")
+            assert "8 of at most 8" in problem(await http.get("/"), 503)
 
 
 async def test_the_node_is_not_asked_for_every_request(proxied: ProxySite) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from aenv_run.errors import InvalidInput
@@ -14,6 +14,8 @@ ENVD_PORT = 49983
 Headers = Sequence[tuple[bytes, bytes]]
 #: How the request was addressed: refusals have other statuses and bodies in each.
 Dialect = Literal["e2b", "agentenv"]
+#: By what it was led, for the metrics.
+Source = Literal["proxy_host", "proxy_header", "proxy_prefix"]
 
 #: Name of the sandbox, name of the port, in order of strength.
 PAIRS: tuple[tuple[bytes, bytes, Dialect], ...] = (
@@ -36,6 +38,7 @@ class Target:
     port: int
     path: bytes
     dialect: Dialect = "e2b"
+    source: Source = field(default="proxy_host", compare=False)
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,8 @@ def target_of(headers: Headers, raw_path: bytes, domains: Iterable[str]) -> Targ
             return None
         if len(ids) != 1 or len(ports) != 1:
             return Misrouted(f"{id_name.decode()} and {port_name.decode()} must be there once each")
-        return checked(_text(ids[0]), _text(ports[0]), path, dialect)
+        source: Source = "proxy_prefix" if prefixed else "proxy_header"
+        return checked(_text(ids[0]), _text(ports[0]), path, dialect, source)
     if prefixed:
         names = " and ".join(name.decode() for name in PAIRS[1][:2])
         return Misrouted(f"/proxy needs the headers {names}, which say whose it is")
@@ -90,12 +94,14 @@ def _by_host(values: list[bytes], raw_path: bytes, domains: Iterable[str]) -> Ta
     return None
 
 
-def checked(sandbox_id: str, port: str, path: bytes, dialect: Dialect) -> Target | Misrouted:
+def checked(
+    sandbox_id: str, port: str, path: bytes, dialect: Dialect, source: Source = "proxy_host"
+) -> Target | Misrouted:
     """The target, if both are what they should be."""
     if not _PORT.fullmatch(port) or not 1 <= int(port) <= 65535:
         return Misrouted(f"{port[:20]!r} is not a port (1 to 65535)")
     try:
-        return Target(SandboxId(sandbox_id), int(port), path, dialect)
+        return Target(SandboxId(sandbox_id), int(port), path, dialect, source)
     except InvalidInput as error:
         return Misrouted(error.message)
 

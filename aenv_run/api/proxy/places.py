@@ -13,7 +13,7 @@ from typing import Protocol
 from aenv_run.api.proxy import refusals
 from aenv_run.api.proxy.address import Target
 from aenv_run.drivers.protocol import Endpoint
-from aenv_run.errors import AenvError, Conflict, NotFound, SandboxDead
+from aenv_run.errors import AenvError, Conflict, LimitReached, NotFound, SandboxDead
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import ResumeRequest, SandboxInfo
 from aenv_run.types import SandboxId
@@ -161,6 +161,8 @@ class Places:
             raise refusals.too_slow(target, f"the sandbox did not resume within {RESUME_S:g} s") from error
         except (NotFound, SandboxDead):
             return None
+        except LimitReached as error:
+            raise refusals.no_room(target, error.message) from error
         except AenvError as error:
             raise refusals.no_resume(target, error.message) from error
 

@@ -9,6 +9,7 @@ from functools import partial
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from aenv_run.api.admission import Admission
 from aenv_run.api.keys import Keys
 from aenv_run.api.proxy import refusals
 from aenv_run.api.proxy.access import admit
@@ -20,6 +21,7 @@ from aenv_run.api.proxy.places import Places
 from aenv_run.api.proxy.refusals import Refused
 from aenv_run.errors import AenvError
 from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import ResumeRequest, SandboxInfo
 from aenv_run.sandbox_record import RECORD_NAME
 from aenv_run.types import SandboxId
 
@@ -92,7 +94,24 @@ class Proxy:
             raise
 
 
-def open_proxy(node: NodeClient, keys: Keys, domains: tuple[str, ...]) -> Proxy:
+@dataclass(frozen=True)
+class AdmittedNode:
+    """A node whose resumes count against the server's limit."""
+
+    node: NodeClient
+    admission: Admission
+
+    async def get(self, sandbox_id: str) -> SandboxInfo:
+        """See ``NodeClient``."""
+        return await self.node.get(sandbox_id)
+
+    async def resume(self, sandbox_id: str, request: ResumeRequest) -> SandboxInfo:
+        """``LimitReached`` when as many run as may."""
+        async with self.admission.admit():
+            return await self.node.resume(sandbox_id, request)
+
+
+def open_proxy(node: NodeClient, admission: Admission, keys: Keys, domains: tuple[str, ...]) -> Proxy:
     """Of a home's node. The record of a sandbox is looked at by its file's status alone."""
 
     def stamp(sandbox_id: SandboxId) -> object:
@@ -102,7 +121,7 @@ def open_proxy(node: NodeClient, keys: Keys, domains: tuple[str, ...]) -> Proxy:
             return None
         return status.st_ino, status.st_mtime_ns
 
-    places = Places(node, traffic_token=keys.traffic_token, stamp=stamp)
+    places = Places(AdmittedNode(node, admission), traffic_token=keys.traffic_token, stamp=stamp)
     return Proxy(places, domains=domains, api_key=keys.api_key)
 
 
@@ -127,7 +146,7 @@ class ProxyMiddleware:
         if target is None:
             await self._app(scope, receive, send)
             return
-        scope.setdefault("state", {}).update(route_source="sandbox", route="proxy")
+        scope.setdefault("state", {}).update(route_source=target.source, route="proxy")
         try:
             await self._proxy.answer(target, asked, receive, send)
         except Broken as error:

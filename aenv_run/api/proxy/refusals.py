@@ -79,6 +79,11 @@ def no_resume(target: Target, why: str) -> Refused:
     return _told(target, f"the sandbox could not be resumed: {why}")
 
 
+def no_room(target: Target, why: str) -> Refused:
+    """It is paused, should resume by itself, and as many as may run do."""
+    return _told(target, f"the sandbox could not be resumed: {why}", e2b=503, agentenv=503)
+
+
 def too_slow(target: Target, what: str) -> Refused:
     """A time limit was used up."""
     return _told(target, what, e2b=504, agentenv=504)
