@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import aclosing
 from pathlib import Path
 
+import click
+import httpx
 import pytest
 
+from aenv_run.api.node_calls import host
 from aenv_run.api.node_calls.node import is_passed
+from aenv_run.cli.arguments import (
+    Completer,
+    complete_name,
+    complete_reference,
+    complete_sandbox,
+    complete_snapshot,
+)
+from aenv_run.cli.command import cli
 from aenv_run.host_commands import COMMANDS
 from aenv_run.node_api import Service, make_app
 from aenv_run.paths import Home
@@ -184,6 +197,38 @@ def test_auth_keeps_what_the_server_took(aenv: Commands) -> None:
     assert "this machine" in aenv._run(("auth", "--show"), 0)[0]
     aenv._run(("auth", "--show", "--logout"), 64)
     aenv._run(("auth", address.url), 64)  # no terminal, no key
+
+
+def test_names_are_completed_by_the_server_or_in_silence_not_at_all(aenv: Commands) -> None:
+    made = json.loads(aenv.there("start", "tiny", "--json")[0])["sandbox_id"]
+
+    def completed(complete: Completer, typed: str) -> list[str]:
+        found = complete(click.Context(cli), click.Argument(["id"]), typed)
+        return [item.value for item in found]
+
+    aenv.captured.readouterr()
+    assert completed(complete_sandbox, made[:3]) == [made] and completed(complete_sandbox, "x") == []
+    assert "tiny:1" in completed(complete_reference, "ti") and completed(complete_name, "ti") == ["tiny"]
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # it takes connections and says nothing
+        aenv.patch.setenv("AENV_API_URL", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert completed(complete_sandbox, "") == []
+    aenv.patch.setenv("AENV_API_URL", "http://127.0.0.1:1")
+    assert completed(complete_snapshot, "") == []
+    aenv.patch.delenv("AENV_API_KEY")
+    assert completed(complete_sandbox, "") == []
+    assert aenv.captured.readouterr() == ("", "")
+
+
+async def test_a_client_that_hangs_up_interrupts_what_the_server_runs(tmp_path: Path) -> None:
+    url = ""
+    async with aclosing(host._run(["serve", "--port", "0"], Home(tmp_path))) as lines:
+        async for line in lines:
+            if line.says and line.says.startswith("serving "):
+                url = line.says.removeprefix("serving ")
+                break
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(httpx.ConnectError):
+            await http.get(f"{url}/health")
 
 
 def test_clients_need_nothing_of_linux(remote: RemoteSite, tmp_path: Path) -> None:
