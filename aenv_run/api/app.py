@@ -16,7 +16,7 @@ from aenv_run.api.openapi import describe
 from aenv_run.api.proxy import ports
 from aenv_run.api.proxy.proxy import ProxyMiddleware
 from aenv_run.api.requests import Observe
-from aenv_run.api.sandboxes import create, fork, life, network, one, snapshots, watch
+from aenv_run.api.sandboxes import cold, create, fork, life, network, one, snapshots, watch
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
@@ -36,6 +36,7 @@ async def proxy_lifespan(server: Server) -> AsyncIterator[None]:
 #: The control plane; every one of them needs the API key.
 ROUTERS: tuple[APIRouter, ...] = (
     create.router,
+    cold.router,
     listing.router,
     watch.router,  # before one: /sandboxes/metrics is no sandbox
     one.router,

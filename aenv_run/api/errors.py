@@ -115,7 +115,7 @@ async def _on_ours(request: Request, error: Exception) -> Response:
     response = reply_for(error)
     if isinstance(error, NodeUnavailable) and request.method == "POST":
         response.headers["Should-Retry"] = "false"  # it may have been done
-    if response.status_code == 500:
+    if response.status_code == 500 and not isinstance(error, Interrupted):
         log.error("%s %s: %s", request.method, request.url.path, error)
     return response
 

@@ -250,6 +250,34 @@ async def test_images_templates_and_settings(site: Site) -> None:
         refused(await api.http.patch("/templates/one", json={"public": True}), 501)
 
 
+async def test_a_sandbox_of_an_image(site: Site) -> None:
+    async with serving(site, template_disk_mib=2048) as api:
+        body = {"image": "registry.example/team/debian:12", "secure": True, "metadata": {"a": "b"}}
+        made = await api.http.post("/sandboxes-cold", json={**body, "cpuCount": 3, "diskSizeMB": 4096})
+        assert made.status_code == 201 and made.json()["envdAccessToken"], made.text
+        assert made.headers["x-agentenv-sandbox-id"] == made.json()["sandboxID"]
+        name = str(made.json()["templateID"])
+        assert name.startswith("image-debian-")
+        (build,) = api.server.builds.records.all()
+        recipe = json.loads((site.home.template_builds / build.build_id / "recipe.yaml").read_text())
+        assert recipe["machine"]["cpus"] == 3 and build.disk_mib == 4096
+        info = await api.server.node.get(str(made.json()["sandboxID"]))
+        assert (info.timeout_s, info.on_timeout, info.metadata) == (15, "pause", {"a": "b"})
+        again = await api.http.post("/sandboxes-cold", json={**body, "cpuCount": 3, "diskSizeMB": 4096})
+        assert again.json()["templateID"] == name
+        other = await api.http.post("/sandboxes-cold", json=body)
+        assert other.status_code == 201 and other.json()["templateID"] != name
+        for wrong in (
+            {"image": "oci:/etc"},
+            {**body, "diskSizeMB": 1024},
+            {**body, "diskSizeMB": 1000},
+            {**body, "attachedDrives": [{"driveID": "x"}]},
+            {**body, "allow_internet_access": True},
+            {},
+        ):
+            refused(await api.http.post("/sandboxes-cold", json=wrong), 400)
+
+
 async def test_the_log_is_bounded(site: Site) -> None:
     async with serving(site) as api:
         records = api.server.builds.records

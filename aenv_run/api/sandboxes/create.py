@@ -1,4 +1,4 @@
-"""POST /sandboxes, /v2/sandboxes and /sandboxes-cold."""
+"""POST /sandboxes and /v2/sandboxes."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from aenv_run.api.idempotency import in_progress
 from aenv_run.api.references import ApiReference, catalog_reference
 from aenv_run.api.sandboxes.snapshots import was_removed
 from aenv_run.api.server import Server, Serving
-from aenv_run.api.wire.create import CreateCold, CreateV1, CreateV2
+from aenv_run.api.wire.create import CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
-from aenv_run.errors import InvalidInput, NotFound, Unsupported
+from aenv_run.errors import InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
@@ -89,9 +89,3 @@ async def create_v1(body: CreateV1, serving: Serving, request: Request, response
         raise InvalidInput(error.message, fix=error.fix) from error
     response.headers["x-agentenv-sandbox-id"] = info.sandbox_id
     return Sandbox.of(info, serving)
-
-
-@router.post("/sandboxes-cold", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
-async def create_cold(body: CreateCold) -> Sandbox:
-    """Launch a container image."""
-    raise Unsupported("sandboxes are not started from images here", fix="build a template from the image first")

@@ -150,37 +150,6 @@ class CreateV1(CreateV2):
         return bool(self.secure)
 
 
-class Drive(Asked):
-    """One of ``attachedDrives``."""
-
-    drive_id: str = Field(alias="driveID", min_length=1, max_length=64)
-    source: dict[str, str]
-    read_only: bool = True
-    mount_path: str | None = None
-    sub_path: str | None = None
-    disk_size_mb: int | None = None
-
-
-class CreateCold(Asked):
-    """POST /sandboxes-cold."""
-
-    image: Annotated[Text, Field(min_length=1, max_length=512)]
-    timeout: Timeout | None = None
-    auto_pause: bool | None = None
-    auto_resume: AutoResume | None = None
-    secure: bool | None = None
-    allow_internet_access: bool | None = None
-    network: NetworkAsked | None = None
-    metadata: Annotated[Strings, Field(max_length=256)] | None = None
-    env_vars: Annotated[Strings, Field(max_length=1024)] | None = None
-    cpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
-    memory_mb: Annotated[int, Field(ge=128, le=1 << 20)] | None = None
-    disk_size_mb: Annotated[int, Field(ge=1024, le=1 << 24, multiple_of=1024)] | None = None
-    custom_extension_params: dict[str, object] | None = None
-    attached_drives: tuple[Drive, ...] | None = None
-    extra_boot_args: str | None = None
-
-
 def egress(
     internet: bool | None, allow: tuple[str, ...] | None, deny: tuple[str, ...] | None
 ) -> tuple[bool | None, tuple[str, ...], tuple[str, ...]]:
