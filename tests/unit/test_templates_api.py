@@ -23,6 +23,8 @@ from aenv_run.api.templates.lifespan import builds as lifespan
 from aenv_run.api.templates.records import Line
 from aenv_run.api.templates.start import build_image, wait
 from aenv_run.errors import InvalidInput, NotFound
+from aenv_run.process import read_start_ticks
+from aenv_run.types import Name
 from tests.unit.api_site import ApiSite, api_site, refused
 from tests.unit.node_site import Site
 
@@ -224,6 +226,20 @@ async def test_a_build_of_a_server_that_was_killed_is_told_so(site: Site) -> Non
         await api.server.builds.recover()
         found = api.server.builds.records.read(build.build_id)
         assert (found.status, found.pid) == ("error", None) and "build again" in str(found.reason)
+
+
+async def test_what_another_process_works_on_is_left_to_it(site: Site) -> None:
+    records = open_server(Settings(), site.home).builds.records
+    other, gone = os.getppid(), os.getpid()
+    for pid, ticks in ((other, read_start_ticks(other)), (other, 1), (gone, read_start_ticks(gone))):
+        build = records.new(Name("made"), (), cpus=1, memory_mib=512, disk_mib=64)
+        records.change(build.build_id, started=True, status="building", owner_pid=pid, owner_ticks=ticks)
+    async with serving(site):
+        async with asyncio.timeout(60):
+            while sum(build.status == "error" for build in records.all()) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        (kept,) = [build for build in records.all() if build.status == "building"]
+    assert (kept.owner_pid, kept.owner_ticks) == (other, read_start_ticks(other))
 
 
 async def test_images_templates_and_settings(site: Site) -> None:

@@ -35,7 +35,10 @@ MAX_KEPT = 500
 
 
 class Build(Model):
-    """One build. ``pid`` is that of its process, which ``start_ticks`` tell from a later one of that number."""
+    """One build. ``pid`` is that of its process, which ``start_ticks`` tell from a later one of that number.
+
+    ``owner_pid`` and ``owner_ticks`` are those of the server, or the command, that works on it.
+    """
 
     build_id: str = Field(pattern=f"^{BUILD_ID}$")
     template: Name
@@ -54,6 +57,8 @@ class Build(Model):
     snapshot_id: str | None = None
     pid: int | None = None
     start_ticks: int | None = None
+    owner_pid: int | None = None
+    owner_ticks: int | None = None
 
 
 class Line(Model):

@@ -107,13 +107,20 @@ class Builds:
     async def recover(self) -> None:
         """After a start: what an earlier server left unfinished is told as failed, and its process ended."""
         for build in await asyncio.to_thread(self.records.all):
-            if build.status in {"ready", "error"} or not build.started or self.is_running(build.build_id):
+            if build.status in {"ready", "error"} or not build.started or self._is_at_work(build):
                 continue
             if build.pid is not None and build.start_ticks is not None:
                 await _end(build.pid, build.start_ticks)
             await asyncio.to_thread(
                 self.finish, build.build_id, "error", f"the server was stopped while it was built; {WHAT_NEXT}"
             )
+
+    def _is_at_work(self, build: Build) -> bool:
+        """Whether this server, or another process of this home, works on it."""
+        if self.is_running(build.build_id):
+            return True
+        pid, ticks = build.owner_pid, build.owner_ticks
+        return pid is not None and ticks is not None and pid != os.getpid() and is_alive(pid, ticks)
 
     async def close(self) -> None:
         """End all that run; what they had finished is kept."""

@@ -22,6 +22,7 @@ from aenv_run.api.templates.steps import From, RecipeWriter, needs_archive
 from aenv_run.api.wire.templates import BuildAsked
 from aenv_run.catalog import require_publishable
 from aenv_run.errors import AenvError, InvalidInput, NotFound
+from aenv_run.process import read_start_ticks
 from aenv_run.types import Name, Tag
 from aenv_run.untar import Limit
 
@@ -145,7 +146,8 @@ async def start_build(server: Server, build: Build, asked: BuildAsked) -> None:
         except AenvError:
             await asyncio.to_thread(shutil.rmtree, job.folder / "context", True)
             raise
-        started = await asyncio.to_thread(builds.records.change, build.build_id, started=True)
+        owner = {"owner_pid": os.getpid(), "owner_ticks": read_start_ticks(os.getpid())}
+        started = await asyncio.to_thread(builds.records.change, build.build_id, started=True, **owner)
         builds.begin(started, job.prepare, fresh=bool(asked.force), login=login)
 
 
