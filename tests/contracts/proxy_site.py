@@ -115,6 +115,7 @@ class ProxySite:
     node: PretendNode
     proxy: Proxy
     token: str
+    server: uvicorn.Server
 
     @property
     def url(self) -> str:
@@ -176,7 +177,7 @@ async def proxy_site(
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server._serve([listener]))
     try:
-        yield ProxySite(listener.getsockname()[1], node, proxy, token)
+        yield ProxySite(listener.getsockname()[1], node, proxy, token, server)
     finally:
         await proxy.close()
         server.should_exit = True

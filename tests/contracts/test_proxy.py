@@ -7,6 +7,7 @@ import base64
 import hashlib
 import json
 import secrets
+import socket
 import time
 from collections.abc import AsyncIterator
 
@@ -213,6 +214,15 @@ async def test_statuses_say_what_is_the_matter(proxied: ProxySite) -> None:
         assert "not found" in problem(await bare.get("/", headers=ours), 404)
         malformed = {"Host": f"99999-{ID}.{DOMAIN}"}
         assert "not a port" in problem(await bare.get("/", headers=malformed), 400)
+
+
+async def test_an_answer_is_sent_at_once(proxied: ProxySite) -> None:
+    async with proxied.envd() as http:
+        await http.get("/health")
+        for connection in proxied.server.server_state.connections:
+            connected = connection.transport.get_extra_info("socket")
+            assert connected.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
+            assert connected.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) != 0
 
 
 # -- streams -----------------------------------------------------------------------------------------------

@@ -95,7 +95,7 @@ class ProxyingHttp(HttpToolsProtocol):
         """A client."""
         super().connection_made(transport)
         if (connected := transport.get_extra_info("socket")) is not None:
-            _notice_dead_peers(connected)
+            _set_options(connected)
         self._head_timer = self.loop.call_later(self.head_s, transport.close)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -225,9 +225,14 @@ class ProxyingHttp(HttpToolsProtocol):
         return found, asked
 
 
-def _notice_dead_peers(connected: socket.socket) -> None:
-    """A client whose network is gone says nothing: its stream would be kept for ever."""
+def _set_options(connected: socket.socket) -> None:
+    """Send at once, and notice a client whose network is gone: its stream would be kept for ever.
+
+    asyncio does the first only for sockets that were made with the number of TCP; a listener of Python's is not,
+    and then a head and a body behind it are 40 ms apart.
+    """
     with suppress(OSError):  # a unix socket has no such options
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
             connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
