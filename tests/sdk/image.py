@@ -20,8 +20,8 @@ from tests.e2e.conftest import environment
 from tests.e2e.test_build import make_base
 from tests.sdk.environments import ROOT, python
 
-#: What E2B's clients launch unless told otherwise.
-NAMES = ("base", "code-interpreter-v1")
+#: What E2B's clients launch unless told otherwise; they call the second `code-interpreter-v1`.
+NAMES = ("base", "code-interpreter")
 USERS = "root:x:0:0:root:/root:/bin/bash\nuser:x:1000:1000:user:/home/user:/bin/bash\n"
 GROUPS = "root:x:0:\nuser:x:1000:\n"
 PACKAGES = "opt/jupyter"

@@ -38,7 +38,7 @@ def client(home: Path) -> Iterator[httpx.Client]:
         "PYTHONPATH": str(ROOT / "examples/code-interpreter"),
         "PYDEVD_DISABLE_FILE_VALIDATION": "1",
     }
-    argv = [python("jupyter"), "-m", "code_interpreter", str(port)]
+    argv: list[str | Path] = [python("jupyter"), "-m", "code_interpreter", str(port)]
     base = f"http://127.0.0.1:{port}"
     with (
         (home / "log").open("wb") as log,
