@@ -49,8 +49,8 @@ class Served:
     url: str
     front: Front
 
-    def run(self, version: str, mode: str) -> list[Outcome]:
-        """All cases of a client."""
+    def run(self, version: str, mode: str, without: str = "") -> list[Outcome]:
+        """All cases of a client, but for those whose names this pattern finds."""
         script: list[str | Path] = [node(), CLIENTS / "run.mjs"]
         if version != "js":
             script = [python(f"python-{version}"), CLIENTS / "run.py", mode]
@@ -65,6 +65,7 @@ class Served:
                 "SSL_CERT_FILE": str(self.front.authority),
                 "NODE_EXTRA_CA_CERTS": str(self.front.authority),
                 "SDK_CONTEXT": context,
+                "SDK_WITHOUT": without,
                 "SDK_MODULES": str(SDKS / "js"),
             }
             variables |= {name: value for name, value in os.environ.items() if name == MARKER}
@@ -82,11 +83,11 @@ class Served:
             outcomes.append(Outcome("the client itself", False, f"exit code {code}\n{err[-4000:]}", 0))
         return outcomes
 
-    def run_all(self, clients: Sequence[tuple[str, str]], at_once: int = 2) -> dict[str, list[Outcome]]:
-        """By client, as it is called in a table."""
+    def run_all(self, clients: Sequence[tuple[str, ...]], at_once: int = 2) -> dict[str, list[Outcome]]:
+        """By client (what ``run`` takes), as it is called in a table."""
         with ThreadPoolExecutor(at_once) as pool:
             outcomes = list(pool.map(lambda client: self.run(*client), clients))
-        return {title(*client): found for client, found in zip(clients, outcomes, strict=True)}
+        return {title(*client[:2]): found for client, found in zip(clients, outcomes, strict=True)}
 
 
 def title(version: str, mode: str) -> str:
