@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 
+from aenv_run.api.templates.records import Line
 from aenv_run.api.ui.session import COOKIE
 from aenv_run.lifecycle import State
 from tests.unit.api_site import ApiSite, api_site
@@ -31,7 +32,7 @@ async def browser(site: Site) -> AsyncIterator[tuple[ApiSite, httpx.AsyncClient]
         yield api, api.bare
 
 
-@pytest.mark.parametrize("path", ["/ui", "/ui/", "/ui/sandboxes", "/ui/catalog", "/ui/nothing"])
+@pytest.mark.parametrize("path", ["/ui", "/ui/", "/ui/sandboxes", "/ui/catalog", "/ui/builds", "/ui/nothing"])
 async def test_nothing_is_shown_without_a_session(site: Site, path: str) -> None:
     async with api_site(site) as api:
         for key in ({}, {"X-API-Key": api.server.keys.api_key}, {"Cookie": f"{COOKIE}=1.2.3"}):
@@ -110,6 +111,26 @@ async def test_the_catalog_and_its_lineage(site: Site) -> None:
         assert len(re.findall(r"<rect ", drawn.text)) == 1 and "tiny:1" in drawn.text
         assert (await http.get("/ui/catalog/nothing")).status_code == 404
         assert (await http.get("/ui/catalog/%3Cb%3E")).status_code in (400, 404)
+
+
+async def test_builds_and_their_logs(site: Site) -> None:
+    async with browser(site) as (api, http):
+        assert "None yet" in (await http.get("/ui/builds")).text
+        asked = await api.http.post("/v3/templates", json={"name": "shown"})
+        id = asked.json()["buildID"]
+        records = api.server.builds.records
+        records.say(id, Line(at_s=0, message="<b>one</b>", step="0"))
+        records.say(id, Line(at_s=1, message="two", level="error"))
+        page = await http.get("/ui/builds")
+        assert f'<a href="/ui/builds/{id}">' in page.text and ">waiting<" in page.text
+        one = await http.get(f"/ui/builds/{id}", params={"fragment": "1"})
+        assert "00:00:00  [0] &lt;b&gt;one&lt;/b&gt;" in one.text and "00:00:01  error: two" in one.text
+        assert "X-Ended" not in one.headers
+        records.change(id, status="error", reason="no room", reason_step="1")
+        over = await http.get(f"/ui/builds/{id}", params={"fragment": "1"})
+        assert over.headers["X-Ended"] == "1" and "no room (step 1)" in over.text
+        for other in ("x", "..%2f..", "0" * 36):
+            assert (await http.get(f"/ui/builds/{other}")).status_code == 404
 
 
 async def test_the_parts_that_every_page_loads(site: Site) -> None:

@@ -17,7 +17,7 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from aenv_run.api.server import Server
-from aenv_run.api.ui import catalog, sandboxes
+from aenv_run.api.ui import builds, catalog, sandboxes
 from aenv_run.api.ui.guard import Guard
 from aenv_run.api.ui.page import Pages
 from aenv_run.api.ui.session import COOKIE, LIFE_S, make_cookie
@@ -45,6 +45,7 @@ def dashboard(server: Server) -> ASGIApp:
                     Mount("/static", StaticFiles(directory=_HERE / "static")),
                     *sandboxes.routes(pages),
                     *catalog.routes(pages),
+                    *builds.routes(pages),
                 ],
             ),
             Route("/ui", _home),
