@@ -225,7 +225,7 @@ def _remove_unused_exports(root: Path) -> None:
                 needed.add(path.name.rpartition(".")[0].rpartition(".")[0])
             elif path.name.count(".") > 1:
                 path.unlink()
-    for pattern in ("*.table", "*.trouble"):
+    for pattern in ("*.table", "*.trouble", "*.unread"):
         for path in (root / PARTIAL).glob(pattern):
             if path.stem not in needed and not path.with_suffix(".data").exists():
                 path.unlink(missing_ok=True)

@@ -106,9 +106,13 @@ class Launcher:
             if facts is None or await in_thread(images.has, snapshot_id, facts):
                 return
             await in_thread(images.drop, snapshot_id, facts)  # what cannot be used would be in the way
+            layers = self._tools.layers
+            watch = layers.watch(snapshot.disk) if layers is not None else None
             sandbox = await self.make(record, snapshot, memory=False)
             try:
                 capture = await sandbox.boot_image()
+                if watch is not None and (why := await in_thread(watch.unread, "an image of the first boot")):
+                    raise why
                 await in_thread(images.keep, snapshot_id, capture)
             finally:
                 await to_the_end(sandbox.discard())

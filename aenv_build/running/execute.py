@@ -41,7 +41,7 @@ from aenv_run.cache import BlobCache
 from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim
 from aenv_run.catalog import Catalog
 from aenv_run.drivers.protocol import Driver
-from aenv_run.errors import AenvError, SandboxDead, StepFailed, Unsupported
+from aenv_run.errors import AenvError, CorruptData, SandboxDead, StepFailed, StoreUnavailable, Unsupported
 from aenv_run.guest import Guest
 from aenv_run.paths import Home
 from aenv_run.repository import RACE_TRIES, Repository
@@ -340,7 +340,8 @@ class _Run:
         usable = inherited is not None and not inherited.closed
         staged = inherited if inherited is not None and usable else await self._boot(parent, reach)
         try:
-            await perform(stage, staged, self._shop.sink, fetched, given)
+            async with staged.whole(f"step {stage.id!r}"):
+                await perform(stage, staged, self._shop.sink, fetched, given)
             for note in given.mounts.notes if given.mounts is not None else ():
                 self._told.note(stage.id, self._redactor.text(note))
             if stage.step.verb == "verify":
@@ -402,7 +403,7 @@ class _Run:
             staged = await self._boot(self._snapshots[state])
             try:
                 self._fetched[state, path] = await self._read(staged, path)
-            except SandboxDead:
+            except (SandboxDead, StoreUnavailable, CorruptData):
                 raise
             except AenvError as error:
                 raise StepFailed(f"step {stage.id!r} (copy) cannot read {path}: {error.message}") from error
@@ -419,10 +420,11 @@ class _Run:
     async def _read(self, staged: StagingMachine, path: str) -> Path:
         archive = self._slots.next_directory("files")
         limit = disk_limit(self._plan.machine).of_stream()
-        with archive.open("wb") as file:
-            async for chunk in staged.guest.get_archive(path):
-                limit.take(len(chunk))
-                await in_thread(file.write, chunk)
+        async with staged.whole(f"the copy of {path}"):
+            with archive.open("wb") as file:
+                async for chunk in staged.guest.get_archive(path):
+                    limit.take(len(chunk))
+                    await in_thread(file.write, chunk)
         return archive
 
     # -- outputs -------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
@@ -14,7 +15,7 @@ from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import BootSpec, Driver, Endpoint, Machine, RestoreSpec
-from aenv_run.errors import CorruptData, SandboxDead
+from aenv_run.errors import AenvError, CorruptData, SandboxDead
 from aenv_run.guest import Guest, Identity
 from aenv_run.memory_depth import within_depth
 from aenv_run.nbd import DiskLayer
@@ -64,6 +65,7 @@ class StagingMachine:
         #: The snapshot whose disk is what this machine's disk was at its last capture.
         self.snapshot = snapshot
         self._layers_taken = 0
+        self._watch = slots.layers.watch(snapshot.disk) if slots.layers is not None else None
         self._driver: Driver | None = None
         #: The memory that it was restored from, which its captures stand on.
         self.memory_below: dict[str, Blob] = {}
@@ -122,6 +124,25 @@ class StagingMachine:
             return await driver.restore(RestoreSpec(**vars(boot), memory=memory, facts=facts))
         return await driver.boot(boot)
 
+    @asynccontextmanager
+    async def whole(self, what: str) -> AsyncIterator[None]:
+        """Around what makes ``what`` of this machine: it fails if, since its start, its disk could not be read.
+
+        Then that is the reason also of whatever else failed. A command that goes on after an I/O error would leave
+        a result that is found again in the cache long after the store has come back.
+        """
+        try:
+            yield
+        except AenvError as error:
+            if (why := await in_thread(self._unread, what)) is not None:
+                raise why from error
+            raise
+        if (why := await in_thread(self._unread, what)) is not None:
+            raise why
+
+    def _unread(self, what: str) -> AenvError | None:
+        return self._watch.unread(what) if self._watch is not None else None
+
     @property
     def _below(self) -> Path:
         """What it has open of layers that are read on demand."""
@@ -157,7 +178,8 @@ class StagingMachine:
         """What is new since the last capture (``Machine.capture`` counts from the start of the machine)."""
         self._captures += 1
         directory = self._directory.with_name(f"{self._directory.name}-c{self._captures}")
-        whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
+        async with self.whole("what was made here"):
+            whole = await to_the_end(self.machine.capture(directory, memory=memory, keep_running=keep_running))
         if memory and self._driver is not None:
             whole = await within_depth(self._driver, whole, self._memory_files)
         new = whole.disk[self._layers_taken :]

@@ -36,6 +36,9 @@ class Host(Protocol):
     def release(self, served: ServedBlob) -> None:
         """One user less."""
 
+    def note_unread(self, served: ServedBlob, error: Exception) -> None:
+        """An engine is about to be told an I/O error."""
+
 
 class Connection(asyncio.Protocol):
     """Serves one export to one peer."""
@@ -163,10 +166,12 @@ class Connection(asyncio.Protocol):
             async with self._server.room.held(served.owner, length):
                 data = await served.read(offset, length)
                 self._send(nbd.reply(handle), data)
-        except AenvError:  # told where it was found
+        except AenvError as error:  # told where it was found
+            self._server.note_unread(served, error)
             self._send(nbd.reply(handle, nbd.EIO))
-        except Exception:
+        except Exception as error:
             log.exception("a read failed")
+            self._server.note_unread(served, error)
             self._send(nbd.reply(handle, nbd.EIO))
         finally:
             self._reading -= 1

@@ -29,6 +29,8 @@ from aenv_run.types import Model
 MAX_BYTES = 64 << 10
 #: What a user's hard link of an export is called.
 SERVED = ".served"
+#: What the note of a read that failed takes, written in place: no room is needed for it on a full disk.
+UNREAD_BYTES = 4096
 _CANNOT_LINK = {errno.EXDEV, errno.EPERM, errno.EMLINK, errno.EOPNOTSUPP}
 #: Sources of the same bytes that are looked at.
 MAX_ALIKE = 8
@@ -170,6 +172,38 @@ class Exports:
                 return Trouble.model_validate_json(file.read(MAX_BYTES))
         except (OSError, ValueError, ValidationError):
             return None
+
+    def note_unread(self, export: Export, error: AenvError | None) -> None:
+        """Write down that an engine is about to be told an I/O error: who keeps what came of it, looks first.
+
+        None: make the room for it, at a time when there is some.
+        """
+        text = b""
+        if error is not None:
+            why = error.message.encode()[:1000].decode(errors="ignore")
+            text = (
+                Trouble(code=error.code, message=why, fix=error.fix[:200], at_s=time.time())
+                .model_dump_json()
+                .encode()
+            )
+        flags = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if error is None else 0)
+        with suppress(FileExistsError):
+            descriptor = os.open(self._unread(export.data), flags, 0o600)
+            try:
+                os.pwrite(descriptor, text.ljust(UNREAD_BYTES), 0)
+            finally:
+                os.close(descriptor)
+
+    def unread(self, name: str) -> bytes:
+        """The last such note of an export; it is another one after each that failed. Empty: there is none."""
+        try:
+            with self._unread(name.rpartition(".")[0]).open("rb") as file:
+                return file.read(UNREAD_BYTES).strip()
+        except OSError:
+            return b""
+
+    def _unread(self, data: str) -> Path:
+        return self.directory / f"{data.replace('/', '')[:200]}.unread"
 
     def _path(self, name: str) -> Path:
         if "/" in name or not name or name.startswith("."):

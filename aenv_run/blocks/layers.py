@@ -5,13 +5,15 @@ Blocking: call from a thread.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from aenv_run.blocks.exports import SERVED, Export, Exports, read_export
+from aenv_run.blocks.exports import SERVED, Export, Exports, Trouble, read_export
 from aenv_run.blocks.starting import BlockServerProcess
 from aenv_run.cache import BlobCache
-from aenv_run.errors import AenvError
+from aenv_run.errors import AenvError, StoreUnavailable
 from aenv_run.nbd import DiskLayer, ServedLayer
 from aenv_run.paths import Home
 from aenv_run.snapshot import Blob
@@ -72,3 +74,31 @@ class Layers:
             if (trouble := Exports(self.home.cache).trouble(export.name)) is not None:
                 found.append(trouble.error())
         return found
+
+    def watch(self, blobs: Iterable[Blob]) -> Watch:
+        """From here on: could machines that read these layers read all of them? Take it before they are opened."""
+        names = [Export(blob=blob, repository=self.repository).name for blob in blobs if blob.table is not None]
+        exports = Exports(self.home.cache)
+        return Watch(exports, {name: exports.unread(name) for name in names})
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Whether engines of this home were told I/O errors of layers. Such an error is gone when its store answers
+    again, but what a guest made of it is not, and a guest may go on as if nothing was."""
+
+    exports: Exports
+    before: Mapping[str, bytes]
+
+    def unread(self, what: str) -> AenvError | None:
+        """Why ``what`` must not be kept; None: everything that was wanted could be read."""
+        for name, before in self.before.items():
+            if (now := self.exports.unread(name)) in (b"", before):
+                continue
+            why: AenvError = StoreUnavailable("see blocks.log")
+            with suppress(ValueError):
+                why = Trouble.model_validate_json(now).error()
+            return type(why)(
+                f"{what} is not kept, since its disk could not be read: {why.message}", fix=why.fix or "try again"
+            )
+        return None

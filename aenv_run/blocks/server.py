@@ -21,7 +21,7 @@ from aenv_run.blocks.in_flight import Room, Unsent
 from aenv_run.blocks.served_blob import ServedBlob
 from aenv_run.blocks.supplier import Supplier, in_own_thread
 from aenv_run.cache_limit import in_use, trim
-from aenv_run.errors import AenvError, CorruptData
+from aenv_run.errors import AenvError, CorruptData, StoreUnavailable
 from aenv_run.threads import in_thread
 
 log = logging.getLogger(__name__)
@@ -152,6 +152,16 @@ class BlockServer:
             loop = asyncio.get_running_loop()
             blob.closing = loop.call_later(LINGER_S, lambda: self.begin(self._close_unused(unused)))
 
+    def note_unread(self, served: ServedBlob, error: Exception) -> None:
+        """An engine is about to be told an I/O error."""
+        why = error if isinstance(error, AenvError) else StoreUnavailable(f"{type(error).__name__}: {error}")
+        for blob in self._blobs.values():
+            if blob.served is served:
+                try:
+                    self.exports.note_unread(blob.export, why)
+                except OSError as problem:
+                    log.error("that blob %s could not be read is not noted: %s", blob.export.blob.digest, problem)
+
     async def _open(self, export: Export) -> OpenBlob:
         """From all repositories of which the bytes are known to be served."""
         alike = [export, *await asyncio.to_thread(self.exports.alike, export)]
@@ -166,6 +176,8 @@ class BlockServer:
         self.exports.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with in_use(self.root):
             file = ChunkFile(self.exports.data(export), table)
+        with suppress(OSError):
+            self.exports.note_unread(export, None)
         self._budget.add_file(file)
         served = ServedBlob(
             file,

@@ -111,7 +111,10 @@ class MountedDisk:
 def _host_disk() -> str:
     found = os.statvfs(".")
     full = found.f_bavail * found.f_frsize < NEARLY_FULL_BYTES
-    return "the host's disk is full" if full else "the host's disk was full, or it fails"
+    # The file system reads what is below before it writes beside it: a layer on demand gives such an error, too.
+    return (
+        "the host's disk is full" if full else "its layers could not be read, or the host's disk was full or fails"
+    )
 
 
 def said() -> str:
