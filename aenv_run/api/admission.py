@@ -31,6 +31,7 @@ class Admission:
         self._lock = asyncio.Lock()
         self._starting: set[str] = set()
         self._counted, self._counted_at_s = 0, float("-inf")
+        self._bound, self._bound_at_s = 0, float("-inf")  # no more than these run or are being started
 
     @asynccontextmanager
     async def admit(self, count: int = 1, *, request: str | None = None) -> AsyncIterator[str]:
@@ -58,10 +59,14 @@ class Admission:
     async def _require(self, count: int, limit: int) -> None:
         if time.monotonic() < self._counted_at_s + TRUST_S and self._counted + count > limit:
             raise _refusal(self._counted, count, limit)
-        health = await self._node.health()
-        live = health.live if health is not None and health.ready else 0
-        if health is not None and live + len(self._starting) + count <= limit:
-            return  # at most so many
+        if time.monotonic() >= self._bound_at_s + TRUST_S:
+            health = await self._node.health()
+            known = health is not None and health.ready
+            self._bound = health.live + len(self._starting) if health is not None and known else limit
+            self._bound_at_s = time.monotonic()
+        if self._bound + count <= limit:
+            self._bound += count
+            return  # at most so many: nobody needs to be asked for each
         found = {info.terms.request or info.sandbox_id for info in await self._node.list() if info.state in LIVE}
         occupied = len(found | self._starting)
         if occupied + count > limit:
