@@ -29,7 +29,7 @@ class Stopping:
         #: Children that are to outlive this process, such as a node.
         self.lasting: set[int] = set()
         self._asked_s = 0.0
-        self._doing: dict[object, str] = {}
+        self._doing: dict[object, tuple[str, float]] = {}
 
     def ask(self) -> None:
         """From now on no further try is begun of what failed, and pauses between tries are over."""
@@ -52,15 +52,20 @@ class Stopping:
         if self.is_over:
             raise Interrupted(f"interrupted: {what} was not begun")
         mark = object()
-        self._doing[mark] = what
+        self._doing[mark] = what, time.monotonic()
         try:
             yield
         finally:
             del self._doing[mark]
 
+    def waits_for(self, longer_than_s: float) -> str:
+        """What has been under way for longer than that; "" when nothing has. Safe in any thread."""
+        begun_before_s = time.monotonic() - longer_than_s
+        return next((what for what, since_s in self._doing.copy().values() if since_s <= begun_before_s), "")
+
     def given_up(self) -> str:
         """What a stop now gives up; "" when nothing is known of. Safe in a signal's handler."""
-        found = list(dict.fromkeys(self._doing.copy().values()))
+        found = list(dict.fromkeys(what for what, _ in self._doing.copy().values()))
         parts = [self.at_stake()] if self.at_stake is not None else []
         parts += [*found[:2], *([f"{len(found) - 2} more requests"] if len(found) > 2 else [])]
         return ", ".join(part for part in parts if part)

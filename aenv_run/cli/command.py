@@ -8,7 +8,7 @@ import sys
 import click
 
 from aenv_run.cli.lazy import LazyGroup, Table
-from aenv_run.cli.signals import heeding_signals
+from aenv_run.cli.signals import heeding_signals, telling_of_waits
 from aenv_run.errors import AenvError, Interrupted, InvalidInput, from_os
 from aenv_run.printable import printable_lines
 
@@ -94,7 +94,7 @@ def cli(local: bool) -> None:
 
 def run(argv: list[str] | None = None) -> int:
     """Run the command line; the exit code. Of one that a signal stopped it is that of the signal."""
-    with heeding_signals() as heeding:
+    with heeding_signals() as heeding, telling_of_waits():
         code = _run(argv)
     return heeding.exit_code or code
 

@@ -25,6 +25,8 @@ T = TypeVar("T")
 
 #: So long after the first signal the process ends, whatever hangs. Ending machines takes a second or two of it.
 WORST_S = 10.0
+#: A request that takes longer is told of.
+WAIT_S = 3.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -125,6 +127,29 @@ def heeding_signals(worst_s: float = WORST_S) -> Iterator[Heeding]:
             signal.signal(number, handler)
         heeding.close()
         _current = before
+
+
+@contextmanager
+def telling_of_waits(after_s: float = WAIT_S) -> Iterator[None]:
+    """One line on stderr when one request to a store has been under way for so long: who waits, knows for what."""
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(after_s / 6):
+            if STOP.asked.is_set():
+                return
+            if what := printable(STOP.waits_for(after_s)):
+                with suppress(OSError):
+                    os.write(2, f"waiting for the store: {what}\n".encode())
+                return
+
+    thread = threading.Thread(target=watch, name="waits", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def leave(code: int) -> NoReturn:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from aenv_run.process import is_alive, read_start_ticks
+from aenv_run.stopping import Stopping
 from tests.s3.server import CREDENTIALS, Server
 
 ROOT = Path(__file__).parents[2]
@@ -97,6 +98,23 @@ def test_a_store_that_never_answers_holds_up_nobody_who_stops(
     stopping = next(line for line in errors.splitlines() if line.startswith("stopping: giving up "))
     assert " in s3://aenv-tests/x" in stopping, errors
     assert any(line.startswith(says) for line in errors.splitlines()) and "Traceback" not in errors
+
+
+def test_a_command_that_waits_for_its_store_says_so_once(silent: Silent, tmp_path: Path) -> None:
+    with running(tmp_path, "-m", "aenv_run.cli", "catalog", "ls", "--json", url=silent.url) as process:
+        assert process.stderr is not None
+        said = process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, errors = process.communicate(timeout=ENOUGH_S)
+    assert said.startswith("waiting for the store: ") and " in s3://aenv-tests/x" in said
+    assert out == "" and "waiting" not in errors and process.returncode == 130
+
+
+def test_what_is_waited_for_is_known_by_how_long_it_takes() -> None:
+    stop = Stopping()
+    with stop.doing("first"), stop.doing("second"):
+        assert stop.waits_for(0.0) == "first" and stop.waits_for(3600.0) == ""
+    assert stop.waits_for(0.0) == ""
 
 
 WORK = """
