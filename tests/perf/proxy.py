@@ -288,7 +288,7 @@ class Bench:
 
 def show(facts: dict[str, str], rows: list[Row]) -> None:
     """The table for people."""
-    console = Console(highlight=False, width=110)
+    console = Console(highlight=False, width=130)
     console.print(", ".join(f"{key}: {value}" for key, value in facts.items()))
     columns = ("unit", "n", "p50", "p95", "p99", "there p50", "there p99", "x p50", "x p99", "cpu ms")
     table = Table(Column("call", no_wrap=True), box=box.SIMPLE_HEAD, pad_edge=False)
