@@ -85,13 +85,15 @@ async def each(values: Any) -> AsyncIterator[Any]:
             yield value
 
 
-async def raises(kind: type[BaseException], call: Callable[[], Any]) -> BaseException:
+async def raises(
+    kind: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any]
+) -> BaseException:
     """The call fails like that."""
     try:
         value = await got(call())
     except kind as error:
         return error
-    raise AssertionError(f"gave {value!r} instead of {kind.__name__}")
+    raise AssertionError(f"gave {value!r} instead of {kind}")
 
 
 async def until(look: Callable[[], Any]) -> Any:
