@@ -81,7 +81,8 @@ def warm_homes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[D
 @pytest.fixture(scope="session", autouse=True)
 def old_snapshots_begun(request: pytest.FixtureRequest) -> None:
     """Begin them before the first test if a later one wants them to be old."""
-    wanted = {item.callspec.params["driver"] for item in request.session.items if _is_warm(item)}
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function)]
+    wanted = {DriverName(str(item.callspec.params["driver"])) for item in tests if _is_warm(item)}
     for driver in sorted(wanted):
         with suppress(pytest.skip.Exception, pytest.fail.Exception):  # the test itself says so
             need(driver)
