@@ -29,7 +29,7 @@ lint: setup ## set up, then formatters, linters and type checks
 soak: setup ## set up, then the stores on a second S3 server, the long forms of the contracts, 5000 orders of a collector and writers, every crash point and 200 kills, 50 snapshots of a guest that writes (gVisor: 30), all of E2B's clients, then tests/crash and tests/e2e 20 times, each driver
 	@scripts/setup-soak
 	@AENV_SWIFT=1 $(python) -m pytest --timeout 1800 tests/contracts/test_store_contract.py tests/contracts/test_store_swift.py tests/e2e/test_bucket.py
-	@AENV_SOAK=1 $(python) -m pytest --timeout 1800 tests/contracts tests/e2e/test_identity.py
+	@AENV_SOAK=1 $(python) -m pytest --timeout 1800 tests/contracts tests/e2e
 	@AENV_SNAPSHOTS=50 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k qemu
 	@AENV_SNAPSHOTS=30 $(python) -m pytest --timeout 1800 tests/contracts/test_consistency.py -k gvisor
 	@AENV_SCHEMA_EXAMPLES=40 $(python) -m pytest --timeout 1800 tests/unit/test_api_schema.py

@@ -72,6 +72,20 @@ def swift_server(swift_node: Server, monkeypatch: pytest.MonkeyPatch) -> Server:
     return swift_node
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is ``long`` is left to `make soak`: it repeats, on another driver or store, what a test here shows."""
+    if os.environ.get("AENV_SOAK"):
+        return
+    left = {item for item in items if any(_is_long(item, mark) for mark in item.iter_markers("long"))}
+    if left:
+        config.hook.pytest_deselected(items=[*left])
+        items[:] = [item for item in items if item not in left]
+
+
+def _is_long(item: pytest.Item, mark: pytest.Mark) -> bool:
+    return not mark.args or item.name.partition("[")[2].rstrip("]") in mark.args
+
+
 WATCH = pytest.StashKey[Watch]()
 
 

@@ -10,6 +10,8 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
+
 from aenv_run.drivers.protocol import Machine
 from aenv_run.guest import Command, Guest
 from tests.contracts.machines import Bench, prepare_capture, sh
@@ -62,6 +64,7 @@ async def in_memory(machine: Machine) -> tuple[int, int, int]:
     return done, lines, begun
 
 
+@pytest.mark.long("gvisor-none")
 async def test_a_line_that_is_on_disk_is_counted_in_memory_and_the_reverse(bench: Bench, tmp_path: Path) -> None:
     base = (*bench.disk, *bench.seed.disk)
     async with bench.child() as machine:

@@ -198,6 +198,7 @@ async def test_the_console_is_bounded_and_clean(bench: Bench) -> None:
 # --- capture ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long("gvisor-none")
 async def test_capture_leaves_the_machine_running_and_generations_add_up(bench: Bench) -> None:
     line = [bench.seed]
     for generation in range(1, 4):

@@ -50,6 +50,7 @@ async def capture(bench: Bench, machine: Machine) -> Capture:
     return await machine.capture(bench.capture_directory(), memory=True)
 
 
+@pytest.mark.long("gvisor-none")
 async def test_generations_keep_memory_and_disk(bench: Bench) -> None:
     generations = GENERATIONS if bench.driver.caps.shares_memory else FEW_GENERATIONS
     line, digests = [bench.seed], {}
@@ -94,6 +95,7 @@ async def test_a_capture_adds_what_was_written_and_no_more(bench: Bench) -> None
     assert set(quiet.memory_below) < set(bench.seed.memory)
 
 
+@pytest.mark.long("gvisor-none")
 async def test_a_parent_forks_twice_and_the_shared_files_stay(bench: Bench) -> None:
     shared = [*bench.seed.disk, *bench.seed.memory.values()]
     before = [digest_file(path) for path in shared]

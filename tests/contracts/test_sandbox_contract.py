@@ -166,6 +166,7 @@ async def test_states_and_what_each_refuses(seed: Seed) -> None:
     assert not (seed.home.sandboxes / sandbox.sandbox_id).exists()
 
 
+@pytest.mark.long("gvisor-none")
 async def test_ten_pauses_lose_nothing(sandbox: AsyncSandbox) -> None:
     await sandbox.commands.run(COUNT, background=True, timeout=None)
     await output(sandbox, "until [ -e /dev/shm/n ]; do sleep 0.1; done")
@@ -395,6 +396,7 @@ async def test_a_background_child_does_not_hold_the_call(shared: AsyncSandbox) -
     await shared.commands.run(["/bin/busybox", "pkill", "-f", "sleep 4712"])
 
 
+@pytest.mark.long("gvisor")
 async def test_a_thousand_orphans_leave_no_zombie(shared: AsyncSandbox, seed: Seed) -> None:
     count = 1000 if seed.limited else 100  # the levels of gVisor share their kernel
     script = f"i=0; while [ $i -lt {count} ]; do (true &); i=$((i+1)); done"

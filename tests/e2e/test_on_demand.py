@@ -53,6 +53,7 @@ async def publish(home: Home, scratch: Path) -> int:
 
 
 @pytest.mark.parametrize("driver", [DriverName.GVISOR, DriverName.QEMU])
+@pytest.mark.long("qemu")
 def test_a_launch_fetches_what_it_touches(
     driver: DriverName, s3_server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,5 +47,6 @@ def test_an_ordinary_user_has_the_whole_life_of_a_sandbox(users_home: Path) -> N
     assert step("cold", users_home, "gvisor").strip() == "gvisor booted"
 
 
+@pytest.mark.long
 def test_an_ordinary_user_captures_a_virtual_machine_again_and_again(users_home: Path) -> None:
     assert step("again", users_home, "qemu").strip() == "qemu"

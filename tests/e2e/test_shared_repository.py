@@ -94,6 +94,7 @@ async def test_eight_builders_publish_one_snapshot(shared: Shared) -> None:
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.long("s3")
 async def test_built_on_one_and_launched_on_the_other(shared: Shared) -> None:
     await shared.aenv(shared.one, "aenv_build.cli", str(shared.recipe), "--json")
     catalog, name = shared.catalog(), Name("shared")

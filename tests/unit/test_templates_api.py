@@ -204,6 +204,8 @@ async def test_builds_wait_for_their_turn_and_end_with_the_server(site: Site) ->
         async with asyncio.timeout(60):
             while not (site.home.template_builds / first / "seen.json").exists():  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
+            while api.server.builds.records.read(first).pid is None:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
         told = (await api.http.get(f"/templates/other/builds/{second}/status")).json()
         assert (told["status"], told["logEntries"]) == ("waiting", [])
         pid = api.server.builds.records.read(first).pid
