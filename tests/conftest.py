@@ -8,6 +8,7 @@ temporary directory counts.
 from __future__ import annotations
 
 import os
+import signal
 import time
 import uuid
 from collections.abc import Iterator
@@ -87,6 +88,12 @@ def _is_long(item: pytest.Item, mark: pytest.Mark) -> bool:
 
 
 WATCH = pytest.StashKey[Watch]()
+
+
+def pytest_configure() -> None:
+    """A shell starts what runs in its background with SIGINT ignored, and every child would inherit that."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -43,13 +43,16 @@ def _closed(paths: Sequence[Path]) -> list[Path]:
     return found
 
 
+def propagation() -> str:
+    """For `unshare --mount`: the root of a chroot need not be a mount point, and then its own cannot be changed."""
+    return "unchanged" if process.in_chroot(Path("/proc/self/mountinfo").read_text()) else "private"
+
+
 def run_as_user(
     argv: Sequence[str | Path], env: Mapping[str, str], *, needed: Sequence[Path] = (), timeout_s: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
     """Run to the end. ``needed``: directories beside those of the programs; they keep their paths."""
     paths = [path.resolve() for path in (*NEEDED, *needed)]
-    # In a chroot the root directory need not be a mount point, and then its propagation cannot be changed.
-    propagation = "unchanged" if process.in_chroot(Path("/proc/self/mountinfo").read_text()) else "private"
     with tempfile.TemporaryDirectory(prefix="aenv-hold-", dir="/var/tmp") as hold:
         variables = {
             **os.environ,
@@ -59,6 +62,7 @@ def run_as_user(
             "CLOSED": " ".join(map(str, _closed(paths))),
         }
         return subprocess.run(
-            ["unshare", "--mount", "--propagation", propagation, "sh", "-c", SCRIPT, "sh", hold, *map(str, argv)],
+            ["unshare", "--mount", "--propagation", propagation(),
+             "sh", "-c", SCRIPT, "sh", hold, *map(str, argv)],
             capture_output=True, text=True, env=variables, cwd="/", timeout=timeout_s, check=False,
         )  # fmt: skip

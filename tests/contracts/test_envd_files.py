@@ -17,6 +17,7 @@ from aenv_run.drivers.protocol import Endpoint
 from aenv_run.errors import NotFound, SandboxDead, Unauthenticated
 from aenv_run.guest import open_port
 from tests.contracts.envd_daemon import SOURCE, Client, daemon
+from tests.ordinary_user import propagation
 
 pytestmark = pytest.mark.skipif(not SOURCE.is_dir(), reason="the source of envd is not here")
 
@@ -126,7 +127,7 @@ async def test_a_large_upload_does_not_fill_the_memory(envd: Client, tmp_path: P
 async def test_a_full_disk_is_told_as_such(binary: Path, tmp_path: Path) -> None:
     script = 'mount -t tmpfs -o size=64k,mode=777 none "$0" && exec "$@"'
     as_root = [] if os.geteuid() == 0 else ["--map-root-user"]  # in a chroot nobody may make a user namespace
-    within = ["unshare", *as_root, "--mount", "sh", "-c", script, str(tmp_path)]
+    within = ["unshare", *as_root, "--mount", "--propagation", propagation(), "sh", "-c", script, str(tmp_path)]
     with daemon(binary, within) as url:
         async with httpx.AsyncClient(base_url=url) as http:
             query = {"path": str(tmp_path / "f")}
