@@ -44,7 +44,7 @@ def _closed(paths: Sequence[Path]) -> list[Path]:
 
 
 def propagation() -> str:
-    """For `unshare --mount`: the root of a chroot need not be a mount point, and then its own cannot be changed."""
+    """For `unshare --mount`: a chroot's root need not be a mount point, and then its own cannot be changed."""
     return "unchanged" if process.in_chroot(Path("/proc/self/mountinfo").read_text()) else "private"
 
 
