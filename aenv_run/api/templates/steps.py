@@ -12,6 +12,7 @@ from aenv_run.api.templates.records import Build
 from aenv_run.api.wire.templates import BuildAsked, StepAsked
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import USER_PATTERN
+from aenv_run.recipe_literal import literal
 
 DEFAULT_READY = "sleep 20"
 READY_TIMEOUT = "10m"
@@ -83,7 +84,7 @@ class RecipeWriter:
             "version": 1, "name": str(self.build.template), "base": self.begin.base, "machine": machine,
             "steps": self.steps, "outputs": [output],
         }  # fmt: skip
-        return as_yaml(_literal(recipe))
+        return as_yaml(literal(recipe))
 
     def step_of(self, id: str) -> str:
         """The SDK's name of a recipe's step."""
@@ -217,15 +218,6 @@ def _path(number: int, path: str) -> str:
     if ".." in path.split("/"):
         raise InvalidInput(f"step {number}: {path[:200]!r} must not contain '..'")
     return path
-
-
-def _literal(value: object) -> object:
-    """Text of a recipe is a template: what would begin one is written as what it is."""
-    if isinstance(value, str):
-        return re.sub(r"\{[{%#]", lambda found: f"{{{{ '{found[0]}' }}}}", value)
-    if isinstance(value, Mapping):
-        return {key: _literal(one) for key, one in value.items()}
-    return [_literal(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 Verb = Callable[[RecipeWriter, int, StepAsked], None]
