@@ -36,6 +36,8 @@ def without_linux() -> None:
         for name in names:
             if hasattr(module, name):
                 delattr(module, name)
+    if hasattr(os, "process_cpu_count"):  # since Python 3.13, which makes it of what the platform has
+        os.process_cpu_count = os.cpu_count
     ctypes.CDLL = ctypes.PyDLL = _NoFunctions  # type: ignore[assignment, misc]
     # What Python for macOS asks about proxies, of a machine without any.
     proxies = types.ModuleType("_scproxy")
