@@ -31,9 +31,9 @@ from aenv_build.reports.junit_report import JunitReport
 from aenv_build.reports.outcome import print_plans, print_result
 from aenv_build.reports.progress import JsonLines, PlainLines
 from aenv_build.reports.workflow_commands import on_github
-from aenv_build.running.execute import Workshop
 from aenv_build.running.holding import holding
 from aenv_build.running.secret_values import Secrets
+from aenv_build.running.workshop import Workshop
 from aenv_run.blocks.layers import Layers
 from aenv_run.cache import BlobCache
 from aenv_run.cli.arguments import require_signature_option

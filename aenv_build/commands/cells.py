@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from aenv_build.language.matrix import Cell
 from aenv_build.planning.plan import Plan
 from aenv_build.reports import events
-from aenv_build.running.execute import BuildResult, Workshop, build
+from aenv_build.running.execute import build
+from aenv_build.running.workshop import BuildResult, Workshop
 from aenv_run.errors import AenvError
 
 

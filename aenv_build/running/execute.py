@@ -3,25 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
-from contextlib import AbstractAsyncContextManager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 from aenv_build.bases import make_base_disk
-from aenv_build.cache.cache_mounts import DEFAULT_LIMIT_BYTES as MOUNT_LIMIT_BYTES
 from aenv_build.cache.cache_mounts import Mounts, MountStore
 from aenv_build.cache.elsewhere import Elsewhere
 from aenv_build.cache.known import Freshness, Known, Old, look_up
 from aenv_build.cache.ledger import BASE, Ledger, Notes
 from aenv_build.cache.locks import key_lock
 from aenv_build.language.recipe import Step
-from aenv_build.language.verbs import FromStep
-from aenv_build.planning.files import disk_limit
 from aenv_build.planning.lent import Lent
 from aenv_build.planning.plan import Plan, PlannedOutput, Stage
 from aenv_build.planning.schedule import Schedule, copied_paths, make_schedule, state_of, state_parent
@@ -30,84 +23,25 @@ from aenv_build.reports.stage_events import StageEvents
 from aenv_build.reports.wording import base_words, step_words
 from aenv_build.running.causes import first_cause
 from aenv_build.running.commit import Committer
+from aenv_build.running.copied import CopiedFiles
 from aenv_build.running.provenance import how_built, source_state
 from aenv_build.running.redact import Redactor
-from aenv_build.running.secret_values import Secrets
-from aenv_build.running.staging import GuestFactory, Slots, StagingMachine
+from aenv_build.running.staging import Slots, StagingMachine
 from aenv_build.running.staging_network import NOTHING, Reach, StagingNetwork
 from aenv_build.running.steps import Given, perform
-from aenv_run.blocks.layers import Layers
+from aenv_build.running.workshop import BuildResult, Published, Workshop
 from aenv_run.cache import BlobCache
-from aenv_run.cache_limit import DEFAULT_LIMIT_BYTES, trim
+from aenv_run.cache_limit import trim
 from aenv_run.catalog import Catalog
-from aenv_run.drivers.protocol import Driver
-from aenv_run.errors import AenvError, CorruptData, SandboxDead, StepFailed, StoreUnavailable, Unsupported
-from aenv_run.guest import Guest
-from aenv_run.paths import Home
-from aenv_run.repository import RACE_TRIES, Repository
+from aenv_run.errors import StepFailed, Unsupported
+from aenv_run.repository import RACE_TRIES
 from aenv_run.scratch import scratch
 from aenv_run.snapshot import Snapshot
 from aenv_run.threads import in_thread, to_the_end
-from aenv_run.types import Architecture, SnapshotId, StageKey
+from aenv_run.types import StageKey
 
 #: The longest pause before a step is tried again.
 MAX_WAIT_S = 30.0
-
-
-@dataclass(frozen=True)
-class Workshop:
-    """What a build works with. ``machines``: as many at once as builds that share it may have together.
-
-    ``retries``: of steps that do not say it themselves, with a pause that grows from ``retry_wait_s``. ``since``:
-    results that were made before do not count. ``cache_from``: other repositories to copy results from.
-    ``made``: keys of what was made with it; cells of one recipe share it. ``hold``: keeps what is
-    used from garbage collection.
-    """
-
-    home: Home
-    repository: Repository
-    driver: Driver
-    architecture: Architecture
-    sink: events.Sink
-    why_driver: str = ""
-    fresh: bool = False
-    keep: bool = False
-    parallel: int = field(default_factory=lambda: os.cpu_count() or 1)
-    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
-    machines: asyncio.Semaphore | None = None
-    retries: int = 0
-    retry_wait_s: float = 1.0
-    since: datetime | None = None
-    cache_from: tuple[str, ...] = ()
-    made: set[StageKey] = field(default_factory=set)
-    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
-    guests: GuestFactory = Guest
-    mount_limit_bytes: int = MOUNT_LIMIT_BYTES
-    lent: Lent = field(default_factory=Lent)
-    secrets: Secrets = field(default_factory=Secrets)
-    layers: Layers | None = None
-    hold: Callable[[Mapping[SnapshotId, Iterable[str]]], None] = lambda snapshots: None
-
-
-@dataclass(frozen=True)
-class Published:
-    """One named output."""
-
-    name: str
-    version: str
-    tags: tuple[str, ...]
-    snapshot: Snapshot
-    fresh: bool
-
-
-@dataclass(frozen=True)
-class BuildResult:
-    """What a build left."""
-
-    outputs: tuple[Published, ...]
-    hits: int
-    misses: int
-    seconds: float
 
 
 async def build(plan: Plan, workshop: Workshop) -> BuildResult:
@@ -164,7 +98,7 @@ class _Run:
         self._machines: list[StagingMachine] = []
         self._base_done = asyncio.Event()
         self._needed: frozenset[str] = frozenset()
-        self._fetched: dict[tuple[str | None, str], Path] = {}
+        self._copied = CopiedFiles(plan, self._slots, lambda state: self._boot(self._snapshots[state]))
         self.hits = 0
         self.misses = 0
 
@@ -333,7 +267,7 @@ class _Run:
     ) -> Snapshot:
         parent = self._snapshots[state_parent(self._plan, stage)]
         # Before a machine is started: a step must not wait for a second slot while it holds one.
-        fetched = await self._fetch(stage)
+        fetched = await self._copied.for_stage(stage)
         reach, given = self._reach(stage), self._given(stage)
         if inherited is not None and inherited.reach != reach:
             await inherited.close()
@@ -346,10 +280,11 @@ class _Run:
                 self._told.note(stage.id, self._redactor.text(note))
             if stage.step.verb == "verify":
                 return await self._keep(stage.id, stage.key, parent)
-            ahead = set[str]() if stage.memory else copied_paths(self._plan, stage.id, self._needed)
-            snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine or bool(ahead))
+            ahead = not stage.memory and bool(copied_paths(self._plan, stage.id, self._needed))
+            snapshot = await self._committer.stage(stage, staged, keep_running=keep_machine or ahead)
             snapshot = await self._keep(stage.id, stage.key, snapshot)
-            await self._fetch_ahead(stage, staged, ahead)
+            if ahead:
+                await self._copied.take_ahead(stage, staged, self._needed)
             if keep_machine:
                 self._live[stage.id] = staged
             return snapshot
@@ -392,40 +327,6 @@ class _Run:
         )
         self._machines.append(staged)
         return staged
-
-    async def _fetch(self, stage: Stage) -> Path | None:
-        """The tar of the other step's files that this one copies, from a machine of that step's state."""
-        copy = stage.step.copy_
-        if copy is None or not isinstance(copy.from_, FromStep):
-            return None
-        state, path = state_of(self._plan, copy.from_.step), copy.from_.path
-        if (state, path) not in self._fetched:
-            staged = await self._boot(self._snapshots[state])
-            try:
-                self._fetched[state, path] = await self._read(staged, path)
-            except (SandboxDead, StoreUnavailable, CorruptData):
-                raise
-            except AenvError as error:
-                raise StepFailed(f"step {stage.id!r} (copy) cannot read {path}: {error.message}") from error
-            finally:
-                await staged.close()
-        return self._fetched[state, path]
-
-    async def _fetch_ahead(self, stage: Stage, staged: StagingMachine, paths: AbstractSet[str]) -> None:
-        """Take the files that later steps copy while the machine is there; what fails is tried again later."""
-        for path in sorted(paths):
-            with suppress(AenvError):
-                self._fetched[stage.id, path] = await self._read(staged, path)
-
-    async def _read(self, staged: StagingMachine, path: str) -> Path:
-        archive = self._slots.next_directory("files")
-        limit = disk_limit(self._plan.machine).of_stream()
-        async with staged.whole(f"the copy of {path}"):
-            with archive.open("wb") as file:
-                async for chunk in staged.guest.get_archive(path):
-                    limit.take(len(chunk))
-                    await in_thread(file.write, chunk)
-        return archive
 
     # -- outputs -------------------------------------------------------------------------------------------
 

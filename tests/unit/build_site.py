@@ -11,7 +11,7 @@ from aenv_build.language.load import load_cells
 from aenv_build.planning.keys import HostFacts
 from aenv_build.planning.plan import Plan, make_plan
 from aenv_build.reports.events import BuildEvent
-from aenv_build.running.execute import BuildResult, Workshop
+from aenv_build.running.workshop import BuildResult, Workshop
 from aenv_run.paths import Home
 from aenv_run.repository import Repository
 from tests.unit.node_site import Site, make_site

@@ -9,7 +9,8 @@ from aenv_build.language.load import load
 from aenv_build.planning.keys import HostFacts
 from aenv_build.planning.plan import Plan, make_plan
 from aenv_build.reports import events
-from aenv_build.running.execute import BuildResult, Workshop, build
+from aenv_build.running.execute import build
+from aenv_build.running.workshop import BuildResult, Workshop
 from aenv_run.types import Architecture
 from tests.unit.node_site import Site
 from tests.unit.pretend_engine import FACTS, ZERO

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from aenv_build.cache.known import look_up
 from aenv_build.cache.ledger import Ledger
 from aenv_build.commands.graph_command import states_of
 from aenv_build.reports.events import Place, PlannedName, PlannedStage
 from aenv_build.reports.picture import Drawing, dot, drawing_of, mermaid
-from aenv_build.running.execute import look_up
 from aenv_run.errors import AenvError, StepFailed
 from aenv_run.graphviz import svg
 from tests.unit.node_site import Site
