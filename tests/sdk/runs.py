@@ -83,6 +83,15 @@ class Served:
             outcomes.append(Outcome("the client itself", False, f"exit code {code}\n{err[-4000:]}", 0))
         return outcomes
 
+    def example(self, script: str, *arguments: str) -> str:
+        """What one of ``examples/`` prints with the newest client, given two variables and the key."""
+        argv = [python(f"python-{PYTHONS[-1]}"), ROOT / "examples" / script, *arguments]
+        variables = {name: value for name, value in os.environ.items() if name in {"PATH", MARKER}}
+        variables |= {"E2B_API_KEY": KEY, "E2B_API_URL": self.url, "E2B_SANDBOX_URL": self.url}
+        done = subprocess.run(argv, env=variables, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def run_all(self, clients: Sequence[tuple[str, ...]], at_once: int = 2) -> dict[str, list[Outcome]]:
         """By client (what ``run`` takes), as it is called in a table."""
         with ThreadPoolExecutor(at_once) as pool:

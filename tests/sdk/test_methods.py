@@ -26,6 +26,7 @@ def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) 
     folder = tmp_path_factory.mktemp("sdk")
     with node_home(folder) as home, served(folder, home) as server:
         outcomes = server.run_all(EVERY if os.environ.get("AENV_SDK_EVERY") else FEW)
+        example = server.example("e2b_fork.py", "base")
         log = (folder / "serve.log").read_text()
     shutil.rmtree(folder)
     failed = [
@@ -35,6 +36,7 @@ def test_every_method_of_every_client(tmp_path_factory: pytest.TempPathFactory) 
         if one.ok is False
     ]
     assert not failed, "\n".join([*failed, log[-4000:]])
+    assert example.splitlines()[-1] == "{'a - b': 0, 'a + b': 1, 'b + b': 0}" and "AssertionError: -1" in example
     newest, oldest, javascript = (
         {one.method: one.ok for one in outcomes[title(*client[:2])]} for client in (FEW[0], FEW[1], FEW[3])
     )
