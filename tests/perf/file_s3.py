@@ -29,15 +29,19 @@ class FileS3(BaseHTTPRequestHandler):
             raise PermissionError(key)
         return self.root / key
 
+    def _bucket(self) -> str:
+        return urlsplit(self.path).path.lstrip("/").partition("/")[0]
+
     def do_HEAD(self) -> None:
         self._give(body=False)
 
     def do_GET(self) -> None:
-        query = parse_qs(urlsplit(self.path).query)
+        query = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
         if "list-type" in query:
             self._list(query.get("prefix", [""])[0])
         elif "uploads" in query:
-            self._say(200, b"<ListMultipartUploadsResult></ListMultipartUploadsResult>")
+            told = f"<Bucket>{self._bucket()}</Bucket><IsTruncated>false</IsTruncated>"
+            self._say(200, f"<ListMultipartUploadsResult>{told}</ListMultipartUploadsResult>".encode())
         else:
             self._give(body=True)
 
@@ -108,8 +112,9 @@ class FileS3(BaseHTTPRequestHandler):
                     f"<Contents><Key>{key}</Key><Size>{path.stat().st_size}</Size>"
                     f"<ETag>{etag(path)}</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
                 )
-        told = f"<ListBucketResult><IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
-        self._say(200, told.encode())
+        told = f"<Name>{self._bucket()}</Name><Prefix>{prefix}</Prefix><KeyCount>{len(rows)}</KeyCount>"
+        told += f"<IsTruncated>false</IsTruncated>{''.join(rows)}"
+        self._say(200, f"<ListBucketResult>{told}</ListBucketResult>".encode())
 
     def _say(self, code: int, data: bytes, **headers: str) -> None:
         self.send_response(code)
