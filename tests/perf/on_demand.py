@@ -145,8 +145,8 @@ async def sample(home: Home, row: Row) -> None:
     await asyncio.sleep(SETTLE_S)
     before = received_mib()
     began = time.monotonic()
-    sandbox = await AsyncSandbox.create("large:1", home=home)
     try:
+        sandbox = await AsyncSandbox.create("large:1", home=home)
         done = await sandbox.commands.run("true")
         assert done.exit_code == 0
         row.first_s.append(time.monotonic() - began)
@@ -158,7 +158,6 @@ async def sample(home: Home, row: Row) -> None:
         row.read_s.append(time.monotonic() - began)
         row.all_mib.append(received_mib() - before)
     finally:
-        await sandbox.kill()
         await NodeClient(home).shutdown(kill=True)
         while home.block_socket.exists():  # noqa: ASYNC110 - another process removes it
             await asyncio.sleep(0.05)
