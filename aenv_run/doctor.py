@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shutil
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -23,6 +24,13 @@ from aenv_run.store.posix_rights import concerns
 
 #: Snapshots are counted to see whether they can be listed; in a bucket that takes a request for each thousand.
 MAX_COUNTED = 1000
+#: Of some recipes and commands alone: the program, its package, who needs it.
+PROGRAMS = (
+    ("mmdebstrap", "mmdebstrap", "recipes with a debootstrap base"),
+    ("skopeo", "skopeo", "recipes whose base is an image, and aenv pull"),
+    ("zstd", "zstd", "bases and layers that zstd compressed"),
+    ("dot", "graphviz", "graphs with --format svg"),
+)
 
 
 async def examine(home: Home, driver: str = "auto") -> Report:
@@ -50,6 +58,7 @@ async def _examine(home: Home, probed: Home, driver: str) -> Report:
     network = tuple(
         Check(name=r.name, present=r.present, detail=r.detail, fix=r.fix) for r in await requirements_of(probed)
     )
+    programs = tuple(_check_program(*program) for program in PROGRAMS)
     checks = tuple(await asyncio.to_thread(lambda: [_check_home(home), _check_repository(home)]))
     try:
         selected = await select(driver, probed)
@@ -62,10 +71,17 @@ async def _examine(home: Home, probed: Home, driver: str) -> Report:
             drivers=drivers,
             checks=checks,
             network=network,
+            programs=programs,
         )
     chosen = selected.probe.driver.value
     return Report(
-        home=str(home.root), chosen=chosen, why=selected.why, drivers=drivers, checks=checks, network=network
+        home=str(home.root),
+        chosen=chosen,
+        why=selected.why,
+        drivers=drivers,
+        checks=checks,
+        network=network,
+        programs=programs,
     )
 
 
@@ -76,6 +92,14 @@ def _keeps_files(home: Home) -> bool:
     except OSError:
         return False
     return os.access(home.cache, os.W_OK)
+
+
+def _check_program(program: str, package: str, needed_for: str) -> Check:
+    found = shutil.which(program)
+    detail = found or f"not installed; only for {needed_for}"
+    return Check(
+        name=program, present=found is not None, detail=detail, fix="" if found else f"apt install {package}"
+    )
 
 
 def _check_home(home: Home) -> Check:

@@ -29,6 +29,7 @@ class Report(Model):
     """All of it. ``chosen`` is the driver that auto picks, None when none works.
 
     ``network`` is what a network of its own for each sandbox needs; without it they run with no way out.
+    ``programs`` are those that some recipes and pictures need and nothing else does.
     """
 
     home: str
@@ -38,6 +39,7 @@ class Report(Model):
     drivers: tuple[DriverReport, ...]
     checks: tuple[Check, ...]
     network: tuple[Check, ...] = ()
+    programs: tuple[Check, ...] = ()
 
     @property
     def healthy(self) -> bool:

@@ -43,8 +43,11 @@ def doctor(as_json: bool) -> int:
     click.echo(click.style("this node" if there is None else there.url, bold=True))
     print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.checks])
     click.echo()
+    click.echo(click.style("programs", bold=True) + " - that some recipes and pictures need")
+    print_table(["", "NEEDS", "FOUND", "FIX"], [_row(check) for check in report.programs])
+    click.echo()
     if report.chosen is None:
-        click.echo(click.style("no driver works here", fg="red", bold=True) + f": {printable_lines(report.why)}")
+        click.echo(click.style(printable_lines(report.why), fg="red", bold=True))
         return 69
     click.echo(f"{click.style('auto picks', bold=True)} {report.why}")
     return 0 if report.healthy else 69
