@@ -57,6 +57,8 @@ class Admission:
         self._counted_at_s = float("-inf")
 
     async def _require(self, count: int, limit: int) -> None:
+        if len(self._starting) + count > limit:  # a node that starts so many is slow to say so
+            raise _refusal(len(self._starting), count, limit)
         if time.monotonic() < self._counted_at_s + TRUST_S and self._counted + count > limit:
             raise _refusal(self._counted, count, limit)
         if time.monotonic() >= self._bound_at_s + TRUST_S:

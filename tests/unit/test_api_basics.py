@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import stat
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
+from aenv_run.api.admission import Admission
 from aenv_run.api.keys import open_keys
 from aenv_run.api.paging import place_of, token_of
 from aenv_run.api.sandboxes.list import metadata_filter
 from aenv_run.api.settings import Settings
-from aenv_run.errors import AenvError, InvalidInput
+from aenv_run.errors import AenvError, InvalidInput, LimitReached
 from aenv_run.paths import Home
 from tests.unit.api_site import ApiSite, api_site, refused
 from tests.unit.node_site import Site
@@ -170,6 +172,17 @@ async def test_no_more_than_the_limit_are_started(site: Site) -> None:
                 assert answer.json()["error_code"] == "sandbox_capacity_unavailable"
         await api.http.delete(f"/sandboxes/{made[0].json()['sandboxID']}")
         assert (await api.http.post("/v2/sandboxes", json=body)).status_code == 201
+
+
+async def test_a_full_server_says_so_without_asking_its_node(site: Site) -> None:
+    async with AsyncExitStack() as starting:
+        async with api_site(site) as api:
+            admission = Admission(api.server.node, 2)
+            for _ in range(2):
+                await starting.enter_async_context(admission.admit())
+        with pytest.raises(LimitReached, match="2 of at most 2"):
+            await starting.enter_async_context(admission.admit())
+        assert await api.server.node.health() is None  # else it would have been started to be asked
 
 
 def test_metadata_is_decoded_three_times() -> None:
