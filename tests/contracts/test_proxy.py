@@ -374,6 +374,8 @@ async def test_what_two_could_read_differently_is_refused(proxied: ProxySite) ->
             head = b"POST / HTTP/1.1\r\nConnection: close\r\nHost: " + proxied.host(port).encode()
             said = await proxied.raw(head + b"\r\n" + rest)
             assert said.startswith(b"HTTP/1.1 400 ") and said.count(b"HTTP/1.1 ") == 1, rest
+            told = json.loads(said.partition(b"\r\n\r\n")[2])
+            assert told["code"] == 400 and told["message"] and b"content-type: application/json" in said
     assert set(seen) <= {b""}  # a body that was malformed never got there
 
 

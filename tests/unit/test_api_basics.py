@@ -174,6 +174,21 @@ async def test_no_more_than_the_limit_are_started(site: Site) -> None:
         assert (await api.http.post("/v2/sandboxes", json=body)).status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("timeout", True),
+        ("timeout", "60"),
+        ("autoPause", "no"),
+        ("autoPause", 1),
+        ("autoResume", {"enabled": "on"}),
+    ],
+)
+async def test_a_value_of_another_type_is_refused(api: ApiSite, field: str, value: object) -> None:
+    answer = await api.http.post("/v2/sandboxes", json={"templateID": "tiny", field: value})
+    assert field in refused(answer, 400) and not api.site.engine.machines
+
+
 async def test_a_full_server_says_so_without_asking_its_node(site: Site) -> None:
     async with AsyncExitStack() as starting:
         async with api_site(site) as api:

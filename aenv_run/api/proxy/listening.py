@@ -123,6 +123,11 @@ class ProxyingHttp(HttpToolsProtocol):
             self.transport.write(Refused(431, f"the head is longer than {MAX_HEAD_BYTES} bytes").raw())
             self.transport.close()
 
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused as everything else is, in JSON."""
+        self.transport.write(Refused(400, msg).raw())
+        self.transport.close()
+
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 
 from aenv_run.api.wire.create import AutoResume, CreateV1, NetworkAsked, Timeout
-from aenv_run.api.wire.model import Asked, Strings, Text
+from aenv_run.api.wire.model import Asked, Flag, Strings, Text, Whole
 
 
 class CreateCold(Asked):
@@ -15,16 +15,16 @@ class CreateCold(Asked):
 
     image: Annotated[Text, Field(min_length=1, max_length=512)]
     timeout: Timeout | None = None
-    auto_pause: bool | None = None
+    auto_pause: Flag | None = None
     auto_resume: AutoResume | None = None
-    secure: bool | None = None
-    allow_internet_access: bool | None = None
+    secure: Flag | None = None
+    allow_internet_access: Flag | None = None
     network: NetworkAsked | None = None
     metadata: Annotated[Strings, Field(max_length=256)] | None = None
     env_vars: Annotated[Strings, Field(max_length=1024)] | None = None
-    cpu_count: Annotated[int, Field(ge=1, le=64)] | None = None
-    memory_mb: Annotated[int, Field(ge=128, le=1 << 20)] | None = None
-    disk_size_mb: Annotated[int, Field(ge=1024, le=1 << 22, multiple_of=1024)] | None = None
+    cpu_count: Annotated[Whole, Field(ge=1, le=64)] | None = None
+    memory_mb: Annotated[Whole, Field(ge=128, le=1 << 20)] | None = None
+    disk_size_mb: Annotated[Whole, Field(ge=1024, le=1 << 22, multiple_of=1024)] | None = None
     custom_extension_params: dict[str, object] | None = None
     attached_drives: tuple[dict[str, object], ...] | None = None
     extra_boot_args: str | None = None

@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from aenv_run.api.wire.model import Asked, Strings, Text
+from aenv_run.api.wire.model import Asked, Flag, Strings, Text, Whole
 from aenv_run.errors import InvalidInput
 from aenv_run.network import NetworkPolicy
 from aenv_run.node_wire import MAX_TIMEOUT_S, CreateRequest
@@ -15,7 +15,7 @@ from aenv_run.sandbox_record import Terms
 
 #: The defaults of E2B's two generations.
 TIMEOUT_V1_S, TIMEOUT_V2_S = 15, 300
-Timeout = Annotated[int, Field(ge=0, le=MAX_TIMEOUT_S, description="seconds; 0: its time is over at once")]
+Timeout = Annotated[Whole, Field(ge=0, le=MAX_TIMEOUT_S, description="seconds; 0: its time is over at once")]
 Targets = Annotated[tuple[Annotated[Text, Field(max_length=255)], ...], Field(max_length=1000)]
 _HOST = re.compile(r"[A-Za-z0-9_.-]{1,253}(?::[0-9]{1,5})?")
 
@@ -29,13 +29,13 @@ def _host(text: str) -> str:
 class NetworkAsked(Asked):
     """``network``: egress by address and name, and who may reach its ports."""
 
-    allow_public_traffic: bool | None = None
+    allow_public_traffic: Flag | None = None
     allow_out: Targets | None = None
     deny_out: Targets | None = None
     mask_request_host: Annotated[str, AfterValidator(_host)] | None = None
     dns_servers: tuple[str, ...] | None = None
     egress_proxy: dict[str, object] | None = None
-    https_ports: tuple[int, ...] | None = None
+    https_ports: tuple[Whole, ...] | None = None
     rules: dict[str, object] | None = None
 
     def refused(self) -> str | None:
@@ -52,7 +52,7 @@ class NetworkAsked(Asked):
 class AutoResume(Asked):
     """``autoResume``."""
 
-    enabled: bool
+    enabled: Flag
 
 
 class CreateV2(Asked):
@@ -60,10 +60,10 @@ class CreateV2(Asked):
 
     template_id: Annotated[Text, Field(min_length=1, max_length=256)]
     timeout: Timeout | None = None
-    auto_pause: bool | None = None
-    auto_pause_memory: bool | None = Field(None, description="false: pause keeps the file system only")
+    auto_pause: Flag | None = None
+    auto_pause_memory: Flag | None = Field(None, description="false: pause keeps the file system only")
     auto_resume: AutoResume | None = None
-    allow_internet_access: bool | None = Field(None, alias="allow_internet_access")
+    allow_internet_access: Flag | None = Field(None, alias="allow_internet_access")
     network: NetworkAsked | None = None
     metadata: Annotated[Strings, Field(max_length=256)] | None = None
     env_vars: Annotated[Strings, Field(max_length=1024)] | None = None
@@ -127,7 +127,7 @@ class CreateV2(Asked):
 class CreateV1(CreateV2):
     """POST /sandboxes: 15 s, paused at their end, and a daemon that asks for no token unless ``secure``."""
 
-    secure: bool | None = None
+    secure: Flag | None = None
     custom_extension_params: dict[str, object] | None = None
 
     def refused(self) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 #: ``endAt`` of what never ends by itself: a hundred years after the epoch.
 NEVER_S = 100 * 365.25 * 86400
@@ -42,6 +42,17 @@ def _no_control(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_no_control)]
 Strings = dict[Annotated[Text, Field(max_length=256)], Annotated[Text, Field(max_length=32768)]]
+
+
+def _number(value: object) -> object:
+    if isinstance(value, bool | str):
+        raise ValueError("it is not a number")
+    return value
+
+
+#: As JSON has them: neither `"no"` nor `1` is a yes, neither `true` nor `"5"` is a number.
+Flag = Annotated[bool, Field(strict=True)]
+Whole = Annotated[int, BeforeValidator(_number)]
 
 
 def at(time_s: float | None) -> datetime:

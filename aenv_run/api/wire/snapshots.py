@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from aenv_run.api.wire.model import Asked, Text, Told
+from aenv_run.api.wire.model import Asked, Flag, Text, Told
 
 
 class SnapshotAsked(Asked):
@@ -16,7 +16,7 @@ class SnapshotAsked(Asked):
     name: Annotated[Text, Field(min_length=1, max_length=256)] | None = Field(
         None, description="publish it as the next version of this name; with a tag after a colon, move that to it"
     )
-    memory: bool | None = Field(None, description="false: the file system only")
+    memory: Flag | None = Field(None, description="false: the file system only")
 
 
 class SnapshotTold(Told):

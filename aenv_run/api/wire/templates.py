@@ -7,7 +7,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from aenv_run.api.wire.model import Asked, Text, Told
+from aenv_run.api.wire.model import Asked, Flag, Text, Told, Whole
 from aenv_run.api.wire.sandboxes import ENVD_VERSION
 
 Status = Literal["waiting", "building", "ready", "error"]
@@ -21,9 +21,9 @@ class TemplateAsked(Asked):
 
     name: Annotated[Text, Field(min_length=1, max_length=256)]
     tags: tuple[TagText, ...] | None = Field(None, max_length=32)
-    cpu_count: int | None = Field(None, ge=1, le=64)
-    memory_mb: int | None = Field(None, ge=128, le=1 << 20)
-    min_free_disk_mb: int | None = Field(None, alias="minFreeDiskMb", ge=0, le=1 << 24)
+    cpu_count: Whole | None = Field(None, ge=1, le=64)
+    memory_mb: Whole | None = Field(None, ge=128, le=1 << 20)
+    min_free_disk_mb: Whole | None = Field(None, alias="minFreeDiskMb", ge=0, le=1 << 24)
     team_id: str | None = Field(None, alias="teamID", max_length=256)
 
 
@@ -45,8 +45,8 @@ class StepAsked(Asked):
     type: str = Field(min_length=1, max_length=32)
     args: tuple[Line, ...] = Field((), max_length=1000)
     files_hash: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    force: bool | None = None
-    force_upload: bool | None = None
+    force: Flag | None = None
+    force_upload: Flag | None = None
 
 
 class BuildAsked(Asked):
@@ -55,7 +55,7 @@ class BuildAsked(Asked):
     from_image: Annotated[Text, Field(min_length=1, max_length=1024)] | None = None
     from_template: Annotated[Text, Field(min_length=1, max_length=256)] | None = None
     from_image_registry: RegistryLogin | None = None
-    force: bool | None = None
+    force: Flag | None = None
     steps: tuple[StepAsked, ...] | None = Field(None, max_length=400)
     start_cmd: Line | None = None
     ready_cmd: Line | None = None
@@ -84,7 +84,7 @@ class UntagAsked(Asked):
 class VisibilityAsked(Asked):
     """PATCH of a template."""
 
-    public: bool | None = None
+    public: Flag | None = None
 
 
 class TemplateMade(Told):
