@@ -13,6 +13,7 @@ from aenv_run.errors import NodeUnavailable, ProtocolError
 from aenv_run.node_transport import CALL_TIMEOUT_S, JSON_BODY, parse
 from aenv_run.node_wire import Health
 from aenv_run.server_link import CALLS, CONNECT_S, error_of, headers, require_ours, unreachable
+from aenv_run.whole import whole
 
 HEALTH_TIMEOUT_S = 15.0
 #: Between tries of what may be sent again.
@@ -65,7 +66,7 @@ class ServerTransport:
 
     async def _once(self, method: str, path: str, content: str | None, timeout_s: float) -> bytes:
         async with self._open(method, path, content, timeout_s) as response:
-            return await _bounded(response)
+            return await _body(response)
 
     @asynccontextmanager
     async def _open(
@@ -83,7 +84,7 @@ class ServerTransport:
             async with client as http, http.stream(method, f"{CALLS}/node{path}", content=content) as response:
                 require_ours(self._server, response)
                 if not response.is_success:
-                    raise error_of(self._server, response.status_code, await _bounded(response))
+                    raise error_of(self._server, response.status_code, await _body(response))
                 yield response
 
     @contextmanager
@@ -111,12 +112,6 @@ class _BrokeOff(NodeUnavailable):
     """It took the request and broke off: whether it did it is not known."""
 
 
-async def _bounded(response: httpx.Response) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    async for chunk in response.aiter_bytes():
-        size += len(chunk)
-        if size > MAX_ANSWER_BYTES:
-            raise ProtocolError(f"the server sent more than {MAX_ANSWER_BYTES} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
+async def _body(response: httpx.Response) -> bytes:
+    too_much = ProtocolError(f"the server sent more than {MAX_ANSWER_BYTES} bytes")
+    return await whole(response.aiter_bytes(), MAX_ANSWER_BYTES, too_much)

@@ -15,6 +15,8 @@ from aenv_run.server_link import CALLS, error_of, headers, unreachable
 
 #: Of one message. A larger write becomes several.
 CHUNK_BYTES = 1 << 18
+#: More than a server sends at once.
+MAX_MESSAGE_BYTES = 1 << 20
 OPEN_S = 70.0  # a paused sandbox may be resumed first
 GOING_AWAY = 1001
 
@@ -71,7 +73,7 @@ async def open_tunnel(server: ServerAddress, sandbox_id: str, port: int) -> Asyn
             additional_headers=own,
             user_agent_header=headers(server)["User-Agent"],
             compression=None,
-            max_size=None,
+            max_size=MAX_MESSAGE_BYTES,
             open_timeout=OPEN_S,
             proxy=None if is_loopback(server.url) else True,
         )
@@ -85,25 +87,33 @@ async def open_tunnel(server: ServerAddress, sandbox_id: str, port: int) -> Asyn
         await socket.close()
 
 
-async def join(tunnel: PortTunnel, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Pass a local connection on, until both directions have ended. ``SandboxDead``, ``OSError``."""
+async def pass_through(
+    server: ServerAddress,
+    sandbox_id: str,
+    port: int,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    """Pass a local connection on, until both directions have ended. Errors as ``open_tunnel``, and ``OSError``."""
+    async with open_tunnel(server, sandbox_id, port) as tunnel:
+        tasks = [asyncio.create_task(_out(reader, tunnel)), asyncio.create_task(_back(tunnel, writer))]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def out() -> None:
-        while data := await reader.read(CHUNK_BYTES):
-            await tunnel.write(data)
-        await tunnel.write_eof()
 
-    async def back() -> None:
-        while data := await tunnel.read():
-            writer.write(data)
-            await writer.drain()
-        if writer.can_write_eof():
-            writer.write_eof()
+async def _out(reader: asyncio.StreamReader, tunnel: PortTunnel) -> None:
+    while data := await reader.read(CHUNK_BYTES):
+        await tunnel.write(data)
+    await tunnel.write_eof()
 
-    tasks = [asyncio.create_task(out()), asyncio.create_task(back())]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+
+async def _back(tunnel: PortTunnel, writer: asyncio.StreamWriter) -> None:
+    while data := await tunnel.read():
+        writer.write(data)
+        await writer.drain()
+    if writer.can_write_eof():
+        writer.write_eof()

@@ -55,8 +55,12 @@ def compatible(theirs: str, mine: str = VERSION) -> bool:
 
 
 def other_version(where: str, theirs: str) -> Unsupported:
-    """The error of two that cannot understand each other."""
+    """The error of two that cannot understand each other. ``theirs`` is empty where none is said."""
     shown = printable(theirs)[:40]
+    if not shown:
+        return Unsupported(
+            f"{where} does not say its version of aenv ({VERSION_HEADER})", fix="use aenv's own commands"
+        )
     return Unsupported(
         f"{where} runs aenv {shown}, and this is aenv {VERSION}",
         fix=f"install the same version on both sides, such as `pip install 'aenv=={shown}'` here",

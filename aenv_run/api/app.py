@@ -22,8 +22,7 @@ from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
 from aenv_run.api.templates import build, lifespan, names
 from aenv_run.api.ui.app import Beside, dashboard
-
-VERSION = "0.1.0"
+from aenv_run.version import VERSION
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ from aenv_run.guest import Guest
 from aenv_run.network import NetworkPolicy, PortForward, TcpAddress
 from aenv_run.network.forward import PassOn
 from aenv_run.sdk_async import AsyncSandbox
-from aenv_run.server_tunnel import pass_through
 
 FOLLOW_S = 2.0
 
@@ -91,6 +90,8 @@ async def _target(sandbox: AsyncSandbox, port: int) -> TcpAddress | PassOn:
     if (there := server()) is not None:
         await sandbox.get_info()
         await sandbox.call(_nothing)  # or it says why it cannot be reached
+        from aenv_run.port_tunnel import pass_through  # and its library
+
         return partial(pass_through, there, sandbox.sandbox_id, port)
     host, _, number = (await sandbox.get_host(port)).rpartition(":")
     return TcpAddress(host, int(number))

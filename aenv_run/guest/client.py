@@ -28,6 +28,7 @@ from aenv_run.guest.process import Ended, Process
 from aenv_run.guest.values import Command, CommandResult, EntryInfo, GuestInfo, GuestMetrics, Identity, ProcessInfo
 from aenv_run.guest.wire import CALL_TIMEOUT_S, STREAM_HEADERS, Empty, Wire
 from aenv_run.later import later
+from aenv_run.whole import whole
 
 if TYPE_CHECKING:
     import httpx
@@ -218,14 +219,8 @@ class Guest(Wire):
 
     async def read_file(self, path: str, *, user: str | None = None, limit_bytes: int = MAX_FILE_BYTES) -> bytes:
         """The content of a file; ``TooLarge`` if it is longer than ``limit_bytes``."""
-        parts: list[bytes] = []
-        size = 0
-        async for chunk in self.iter_file(path, user=user):
-            size += len(chunk)
-            if size > limit_bytes:
-                raise TooLarge(f"{path} is larger than {limit_bytes} bytes")
-            parts.append(chunk)
-        return b"".join(parts)
+        too_much = TooLarge(f"{path} is larger than {limit_bytes} bytes")
+        return await whole(self.iter_file(path, user=user), limit_bytes, too_much)
 
     async def iter_file(self, path: str, *, user: str | None = None) -> AsyncIterator[bytes]:
         """The content of a file in chunks."""

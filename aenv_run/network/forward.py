@@ -16,7 +16,8 @@ from typing import Self
 
 from pydantic import Field, field_validator
 
-from aenv_run.errors import Conflict, InvalidInput
+from aenv_run.errors import AenvError, Conflict, InvalidInput
+from aenv_run.reset import reset
 from aenv_run.types import Model
 
 log = logging.getLogger(__name__)
@@ -49,7 +50,7 @@ class UnixAddress:
 
 
 StreamAddress = TcpAddress | UnixAddress
-#: Passes one accepted connection on until both sides have ended; ``OSError`` when it cannot.
+#: Passes one accepted connection on until both sides have ended; ``OSError`` or ``AenvError`` when it cannot.
 PassOn = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
@@ -187,24 +188,24 @@ class PortForward:
         if not isinstance(target, TcpAddress | UnixAddress):
             try:
                 await target(reader, writer)
-            except* OSError as errors:
+            except* (OSError, AenvError) as errors:
                 log.info("%s: %s", self._listen, errors.exceptions[0])
-                writer.transport.abort()
+                reset(writer)
             return
         try:
             async with asyncio.timeout(self._connect_timeout_s):
                 far_reader, far_writer = await self._connect(target)
         except (OSError, TimeoutError) as error:
             log.info("%s -> %s: %s", self._listen, self.target, error)
-            writer.transport.abort()  # a reset, as if the target's own port were closed
+            reset(writer)  # as if the target's own port were closed
             return
         try:
             async with asyncio.TaskGroup() as both:
                 both.create_task(_pump(reader, far_writer))
                 both.create_task(_pump(far_reader, writer))
         except* OSError:
-            writer.transport.abort()
-            far_writer.transport.abort()
+            reset(writer)
+            reset(far_writer)
         finally:
             far_writer.close()
 

@@ -7,6 +7,7 @@ import hashlib
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,9 @@ from websockets.typing import Origin, Subprotocol
 
 from aenv_run.credentials import ServerAddress
 from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, SandboxDead, Unauthenticated
+from aenv_run.network import PortForward, TcpAddress
 from aenv_run.paths import Home
-from aenv_run.port_tunnel import open_tunnel
+from aenv_run.port_tunnel import open_tunnel, pass_through
 from tests.contracts.proxy_site import (
     API_KEY,
     DOMAIN,
@@ -253,6 +255,33 @@ async def test_our_commands_reach_a_port_by_the_key(base: str, tmp_path: Path) -
         with pytest.raises(Unauthenticated):
             async with open_tunnel(ServerAddress(site.url, "x" * 40), ID, port):
                 pass
+
+
+async def test_a_local_port_leads_there(base: str, tmp_path: Path) -> None:
+    async def greet(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"ready\n")
+        writer.write(hashlib.sha256(await reader.read()).digest())
+
+    data = secrets.token_bytes(3 << 20)
+    async with service(greet) as port, proxy_site(base, "t", home=Home(tmp_path)) as site:
+        there = partial(pass_through, ServerAddress(site.url, API_KEY), ID, port)
+        async with PortForward(TcpAddress("127.0.0.1", 0), there) as forward:
+            assert isinstance(forward.address, TcpAddress)
+            reader, writer = await asyncio.open_connection("127.0.0.1", forward.address.port)
+            assert await reader.readline() == b"ready\n"
+            writer.write(data)
+            writer.write_eof()
+            assert await reader.read() == hashlib.sha256(data).digest()
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", forward.address.port)
+            assert await reader.readline() == b"ready\n"
+            site.pause()
+            for _ in range(2):  # what is open breaks off, and what comes later is refused
+                with pytest.raises(ConnectionResetError):
+                    await asyncio.wait_for(reader.read(), 10)
+                writer.close()
+                reader, writer = await asyncio.open_connection("127.0.0.1", forward.address.port)
+            writer.close()
 
 
 async def test_our_way_ends_with_its_machine(base: str, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from aenv_run.errors import AenvError, Interrupted, InvalidInput, TooLarge
 from aenv_run.node_wire import ErrorBody, known
 from aenv_run.server_link import VERSION_HEADER, compatible, other_version
 from aenv_run.version import VERSION
+from aenv_run.whole import whole
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -29,7 +30,7 @@ class CallRoute(APIRoute):
             try:
                 theirs = request.headers.get(VERSION_HEADER, "")
                 if not compatible(theirs):
-                    raise other_version("this client", theirs or "of no version")
+                    raise other_version("this client", theirs)
                 response = await handle(request)
             except (AenvError, OSError) as error:
                 return answer(known(error, where="the server's log"))
@@ -58,11 +59,4 @@ def answer(error: AenvError) -> Response:
 
 async def body_of(request: Request, limit_bytes: int) -> bytes:
     """The whole body; ``TooLarge`` as soon as there is more."""
-    parts: list[bytes] = []
-    size = 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit_bytes:
-            raise TooLarge(f"the body is larger than {limit_bytes} bytes")
-        parts.append(chunk)
-    return b"".join(parts)
+    return await whole(request.stream(), limit_bytes, TooLarge(f"the body is larger than {limit_bytes} bytes"))

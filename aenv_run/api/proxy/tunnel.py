@@ -7,8 +7,6 @@ between the client and the service.
 from __future__ import annotations
 
 import asyncio
-import socket
-import struct
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from aenv_run.api.proxy.headers import Asked, response_headers
 from aenv_run.api.proxy.machines import ENDED, Connection
 from aenv_run.api.proxy.proxy import Admitted, Proxy
 from aenv_run.api.proxy.refusals import Refused
+from aenv_run.reset import reset
 
 #: What a client may send before the service has agreed to the tunnel.
 EARLY_BYTES = 1 << 16
@@ -81,17 +80,8 @@ async def connect(proxy: Proxy, target: Target, asked: Asked, client: Client) ->
         finally:
             _let_go(connection, ended)
     if ended.is_set():
-        _reset(client)
+        reset(client.writer)
     return 200
-
-
-def _reset(client: Client) -> None:
-    """Break off: an end of file would look like the service's own."""
-    connected: socket.socket | None = client.writer.get_extra_info("socket")
-    if connected is not None:
-        with suppress(OSError):  # a unix socket knows no reset
-            connected.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-    client.writer.transport.abort()
 
 
 async def splice(
