@@ -15,8 +15,9 @@ setup: ## install what is missing: system packages, .venv, the guest daemon and 
 demo: setup ## set up, then the main job: build a snapshot, launch it, fork it into 4 candidate patches
 	@$(python) examples/demo.py
 
+# One process more than there are processors: a good part of the tests waits for machines to start and end.
 test: lint ## set up, lint, then all tests
-	@$(python) -m pytest -n auto --maxprocesses 4 --dist worksteal
+	@$(python) -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 4 --dist worksteal
 
 lint: setup ## set up, then formatters, linters and type checks
 	@$(python) -m ruff format --check .
