@@ -1,7 +1,7 @@
 """``make bench-proxy``: a sandbox through ``aenv serve`` against the same calls straight to its daemon or node.
 
 Both in the same run, one after the other, from this process; server, node and engine are processes of
-their own. Times are of whole calls: the last byte of the answer has come.
+their own. Times are of whole calls: the last byte of the answer has come. As root in a network of its own.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from aenv_run.node_wire import CreateRequest, SandboxInfo
 from aenv_run.paths import Home
 from tests.e2e.conftest import ROOT, node_home
 from tests.e2e.tiny import make_tiny
+from tests.perf import own_host
 from tests.perf.report import percentile
 
 MIB = 1 << 20
@@ -316,11 +317,15 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=1024, help="of the download")
     parser.add_argument("--json", type=Path, help="every sample")
     given = parser.parse_args()
+    if os.geteuid() == 0:
+        own_host.move_there()
     found = []
     for driver in given.driver or ["gvisor", "qemu"]:
         os.environ["AENV_DRIVER"] = driver
         parts = tempfile.TemporaryDirectory(prefix="aenv-bp-", dir="/var/tmp")
         with parts as scratch, node_home(Path(scratch)) as home:
+            if os.geteuid() == 0:
+                (home.network / "config.json").unlink()  # each sandbox has a network of its own, as users have
             (home.root / "scratch").mkdir()
             asyncio.run(make_tiny(home, home.root / "scratch", driver=driver))
             bench = Bench(given.rounds, given.mib)
