@@ -44,6 +44,8 @@ class Admission:
         if self._limit is None:
             yield name
             return
+        if (starting := len(self._starting)) + count > self._limit:  # nobody needs to be asked or waited for
+            raise _refusal(starting, count, self._limit)
         async with self._lock:
             await self._require(len(names), self._limit)
             self._starting |= names

@@ -19,6 +19,7 @@ from aenv_run.api.settings import Settings
 from aenv_run.errors import AenvError, Conflict, from_os
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import PauseRequest
+from aenv_run.printable import printable
 
 log = logging.getLogger(__name__)
 #: Pauses at the same time when the server stops.
@@ -45,7 +46,12 @@ class JsonLines(logging.Formatter):
 
 
 class TextLines(logging.Formatter):
-    """For people."""
+    """For people. A path may hold any character: none of them ends the line or is obeyed by a terminal."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """The first line."""
+        record.message = printable(record.message)
+        return super().formatMessage(record)
 
     def format(self, record: logging.LogRecord) -> str:
         """A line, and what failed below it."""

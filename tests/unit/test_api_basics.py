@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -15,6 +16,7 @@ from aenv_run.api.admission import Admission
 from aenv_run.api.keys import open_keys
 from aenv_run.api.paging import place_of, token_of
 from aenv_run.api.sandboxes.list import metadata_filter
+from aenv_run.api.serve import TextLines
 from aenv_run.api.settings import Settings
 from aenv_run.errors import AenvError, InvalidInput, LimitReached
 from aenv_run.paths import Home
@@ -249,3 +251,19 @@ def test_settings_come_from_a_file_and_options(tmp_path: Path) -> None:
         Settings.read(domains=("a b",))
     with pytest.raises(InvalidInput, match="cannot be read"):
         Settings.read(tmp_path / "none.toml")
+
+
+async def test_a_full_server_refuses_without_asking_the_node(site: Site) -> None:
+    async with api_site(site, max_sandboxes=1) as api:
+        admission = api.server.admission
+        async with admission.admit(), admission._lock, asyncio.timeout(60):  # as if the node did not answer
+            answer = await api.http.post("/v2/sandboxes", json={"templateID": "tiny"})
+        assert "1 of at most 1" in refused(answer, 429)
+
+
+def test_a_path_writes_no_lines_of_the_log() -> None:
+    record = logging.LogRecord("x", logging.INFO, "f", 1, "GET %s 404", ("/a\nforged \x1b[2J",), None)
+    assert (
+        TextLines("%(message)s").format(record)
+        == "GET /a\N{REPLACEMENT CHARACTER}forged \N{REPLACEMENT CHARACTER}[2J 404"
+    )

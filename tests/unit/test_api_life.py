@@ -179,3 +179,17 @@ async def test_a_dead_sandbox_is_gone_and_says_why(api: ApiSite) -> None:
             await asyncio.sleep(0.01)
     assert "it had enough" in refused(await api.http.get(f"/sandboxes/{made['sandboxID']}"), 404)
     assert (await api.http.get("/v2/sandboxes")).json() == []
+
+
+async def test_a_connect_while_another_resumes_it_waits_for_that(api: ApiSite) -> None:
+    made = await api.create()
+    assert await post(api, made, "pause") == 204
+    api.site.engine.boot_gate = asyncio.Event()
+    first = asyncio.create_task(post(api, made, "connect", "/v2"))
+    async with asyncio.timeout(10):
+        while (await api.server.node.get(str(made["sandboxID"]))).state is not State.RESUMING:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    second = asyncio.create_task(post(api, made, "connect", "/v2"))
+    await asyncio.wait([second], timeout=0.2)
+    api.site.engine.boot_gate.set()
+    assert (await first, await second) == (201, 200)

@@ -94,7 +94,7 @@ async def bring_back(
     """A sandbox that runs for at least ``timeout_s``, and whether it was resumed for that."""
     for _ in range(RACES):
         try:
-            if info.state not in (State.PAUSED, State.PAUSING):
+            if info.state not in (State.PAUSED, State.PAUSING, State.RESUMING):
                 if cold:
                     raise refuse(
                         409,
