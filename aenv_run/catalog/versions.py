@@ -20,6 +20,9 @@ from aenv_run.errors import AenvError, Conflict, CorruptData, InvalidInput, NotF
 from aenv_run.repository import MAX_RECORD_BYTES, Repository
 from aenv_run.types import Name
 
+#: What begins the name of a snapshot that was given none: only what has a name is kept by a collection.
+UNNAMED = "unnamed-snapshot-"
+
 
 class Versions:
     """Blocking and thread-safe, as the repository is."""
@@ -87,7 +90,10 @@ class Versions:
 
     def unknown(self, name: Name) -> AenvError:
         """``NotFound`` for a name without versions, with the nearest that have some."""
-        names = self.names()
+        every = self.names()
+        names = [other for other in every if not other.startswith(UNNAMED)]
+        if every and not names:
+            return NotFound(f"no snapshot is named {name}; those that there are have no names")
         if not names:
             return NotFound(f"no snapshot is named {name}; the catalog is empty", fix="build one with aenv-build")
         near = difflib.get_close_matches(name, names, n=3)

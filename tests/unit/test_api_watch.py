@@ -98,6 +98,12 @@ async def test_snapshots_outlive_their_sandbox_until_they_are_removed(api: ApiSi
     assert (await api.server.node.get(str(cold["sandboxID"]))).origin == "booted"
 
 
+async def test_an_unknown_template_is_told_with_names_that_somebody_gave(api: ApiSite) -> None:
+    await snapshot(api, await api.create())
+    message = refused(await api.http.post("/v2/sandboxes", json={"templateID": "none"}), 404)
+    assert message.endswith("there are tiny"), message
+
+
 async def test_a_paused_sandbox_is_not_snapshotted(api: ApiSite) -> None:
     made = await api.create()
     await api.http.post(f"/sandboxes/{made['sandboxID']}/pause")

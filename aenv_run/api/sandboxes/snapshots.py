@@ -17,6 +17,7 @@ from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Server, Serving
 from aenv_run.api.wire.snapshots import SnapshotAsked, SnapshotTold
 from aenv_run.catalog import Catalog, Entry
+from aenv_run.catalog.versions import UNNAMED
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import SnapshotRequest
@@ -25,8 +26,6 @@ from aenv_run.types import Name, SnapshotId, Tag
 router = APIRouter(tags=["snapshots"])
 #: A label of every snapshot that was made here: of which sandbox.
 SANDBOX_LABEL = "aenv.sandbox"
-#: What begins the name of one that was given none: only what has a name is kept by a collection.
-UNNAMED = "unnamed-snapshot-"
 
 
 @dataclass(frozen=True)
