@@ -37,17 +37,18 @@ class Admission:
     async def admit(self, count: int = 1, *, request: str | None = None) -> AsyncIterator[str]:
         """Room for ``count`` more while they are started, or ``LimitReached``.
 
-        Gives the name of the request: a create that carries it (``Terms.request``) is not counted twice.
+        Gives the name of the request: a create that carries it (``Terms.request``) is not counted twice. The name
+        of a resume is its sandbox's: several at once are one.
         """
         name = request or secrets.token_hex(12)
         names = {name, *(f"{name}-{number}" for number in range(1, count))}
         if self._limit is None:
             yield name
             return
-        if (starting := len(self._starting)) + count > self._limit:  # nobody needs to be asked or waited for
-            raise _refusal(starting, count, self._limit)
+        self._refuse_while_full(names, self._limit)  # nobody needs to be asked or waited for
         async with self._lock:
-            await self._require(len(names), self._limit)
+            if more := names - self._starting:  # the resumes of one sandbox are one more machine
+                await self._require(more, self._limit)
             self._starting |= names
         try:
             yield name
@@ -58,9 +59,13 @@ class Admission:
         """A sandbox has ended or is paused: who comes next is counted anew."""
         self._counted_at_s = float("-inf")
 
-    async def _require(self, count: int, limit: int) -> None:
-        if len(self._starting) + count > limit:  # a node that starts so many is slow to say so
+    def _refuse_while_full(self, names: set[str], limit: int) -> None:
+        if (count := len(names - self._starting)) and len(self._starting) + count > limit:
             raise _refusal(len(self._starting), count, limit)
+
+    async def _require(self, names: set[str], limit: int) -> None:
+        self._refuse_while_full(names, limit)
+        count = len(names)
         if time.monotonic() < self._counted_at_s + TRUST_S and self._counted + count > limit:
             raise _refusal(self._counted, count, limit)
         if time.monotonic() >= self._bound_at_s + TRUST_S:

@@ -8,6 +8,7 @@ because its sandbox carries the call's name.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import secrets
 import time
@@ -137,7 +138,9 @@ def in_progress() -> Exception:
 
 
 def _digest(body: BaseModel) -> str:
-    return hashlib.sha256(body.model_dump_json(exclude_unset=True).encode()).hexdigest()
+    """Of what is asked for: the same in another order is the same, of another kind of call it is not."""
+    asked = json.dumps(body.model_dump(mode="json", exclude_unset=True), sort_keys=True)
+    return hashlib.sha256(f"{type(body).__name__} {asked}".encode()).hexdigest()
 
 
 def _read(path: Path) -> Outcome | None:

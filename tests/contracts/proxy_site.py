@@ -154,7 +154,7 @@ class ProxySite:
 
 @asynccontextmanager
 async def proxy_site(
-    daemon: str, token: str, *, home: Home | None = None, **terms: object
+    daemon: str, token: str, *, home: Home | None = None, head_s: float = 30.0, **terms: object
 ) -> AsyncIterator[ProxySite]:
     """Serve until the context ends, over a daemon's URL. With a ``home`` the whole server stands behind it."""
     url = httpx.URL(daemon)
@@ -167,7 +167,7 @@ async def proxy_site(
     config = uvicorn.Config(
         ProxyMiddleware(_own, proxy) if home is None else _whole(home, proxy),
         ws="websockets-sansio",
-        http=http_protocol(proxy),
+        http=http_protocol(proxy, head_s=head_s),
         log_config=None,
         lifespan="off",
         server_header=False,

@@ -10,6 +10,7 @@ import secrets
 import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 
 import httpx
 import pytest
@@ -377,6 +378,37 @@ async def test_what_two_could_read_differently_is_refused(proxied: ProxySite) ->
             told = json.loads(said.partition(b"\r\n\r\n")[2])
             assert told["code"] == 400 and told["message"] and b"content-type: application/json" in said
     assert set(seen) <= {b""}  # a body that was malformed never got there
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"GET / HTT",
+        b"GET / HTTP/1.1\r\nHost: x\r\nX: ",
+        b"CONNECT x",
+        b"CONNECT " + ID.encode() + b":80 HTTP/1.1\r\nX: ",
+        b"POST /none HTTP/1.1\r\nHost: x\r\nContent-Length: 999\r\n\r\n",  # answered at once
+        b"GET /none HTTP/1.1\r\nHost: x\r\n\r\nGET / HT",  # the second one
+    ],
+)
+async def test_a_client_that_sends_drop_by_drop_is_let_go(base: str, sent: bytes) -> None:
+    async with proxy_site(base, "t", head_s=0.5) as site:
+        reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+        writer.write(sent)
+
+        async def drops() -> None:
+            while True:
+                writer.write(b"x")
+                await asyncio.sleep(0.05)
+
+        dropping = asyncio.create_task(drops())
+        try:
+            with suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 20)  # to the end
+        finally:
+            dropping.cancel()
+            writer.transport.abort()
 
 
 async def test_extensions_of_chunks_and_trailers_end_here(proxied: ProxySite) -> None:

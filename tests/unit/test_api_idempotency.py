@@ -51,6 +51,20 @@ async def test_a_repeat_gets_the_same_answer_and_no_other_sandbox(api: ApiSite) 
         refused(await create(api, key), 400)
 
 
+async def test_both_generations_have_it_and_keep_apart(api: ApiSite) -> None:
+    async def ask(path: str, content: str) -> httpx.Response:
+        return await api.http.post(path, content=content, headers={"Idempotency-Key": "k"})
+
+    one = '{"templateID": "tiny", "metadata": {"a": "1", "b": "2"}}'
+    first = await ask("/sandboxes", one)
+    again = await ask("/sandboxes", '{"metadata": {"b": "2", "a": "1"}, "templateID": "tiny"}')
+    assert first.status_code == again.status_code == 201 and first.json() == again.json()
+    assert again.headers["x-agentenv-sandbox-id"] == first.json()["sandboxID"]
+    assert "another body" in refused(await ask("/v2/sandboxes", one), 422)  # it has other defaults
+    assert "Idempotency-Key" in refused(await ask("/sandboxes-cold", '{"image": "a"}'), 400)
+    assert len(api.site.engine.machines) == 1
+
+
 async def test_one_that_is_being_answered_is_not_begun_again(api: ApiSite) -> None:
     api.site.engine.boot_gate = asyncio.Event()
     first = asyncio.create_task(create(api, "k"))

@@ -136,6 +136,14 @@ async def test_a_resume_counts_against_the_limit(site: Site) -> None:
         assert await post(api, first, "connect", "/v2") == 201
 
 
+async def test_connects_at_the_same_time_are_one_machine_of_the_limit(site: Site) -> None:
+    async with api_site(site, max_sandboxes=1) as api:
+        made = await api.create()
+        assert await post(api, made, "pause") == 204
+        statuses = await asyncio.gather(*(post(api, made, "connect", "/v2") for _ in range(6)))
+        assert sorted(statuses) == [200] * 5 + [201]
+
+
 async def test_connects_at_the_same_time_are_one_resume(api: ApiSite) -> None:
     made = await api.create()
     assert await post(api, made, "pause") == 204

@@ -99,7 +99,7 @@ async def _admitted(server: Server, path: str, body: bytes, stack: AsyncExitStac
         if path.endswith("/fork"):
             await stack.enter_async_context(server.admission.admit(ForkRequest.model_validate_json(body).count))
         elif path.endswith("/resume"):
-            await stack.enter_async_context(server.admission.admit())
+            await stack.enter_async_context(server.admission.admit(request=path.split("/")[2]))
     except ValidationError as error:
         first = error.errors()[0]
         raise InvalidInput(f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None

@@ -144,7 +144,14 @@ class ProxyingHttp(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         """A request has ended; another may follow."""
         self._head_bytes = 0
+        self._stop_timer()
         super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """It was answered. A body that nobody waits for must not keep the connection open drop by drop."""
+        super().on_response_complete()
+        if self._head_bytes is None and not self.transport.is_closing():
+            self._head_timer = self._head_timer or self.loop.call_later(self.head_s, self.transport.close)
 
     def handle_websocket_upgrade(self) -> None:
         """Take it, if it is for a sandbox."""

@@ -107,7 +107,7 @@ class AdmittedNode:
 
     async def resume(self, sandbox_id: str, request: ResumeRequest) -> SandboxInfo:
         """``LimitReached`` when as many run as may."""
-        async with self.admission.admit():
+        async with self.admission.admit(request=sandbox_id):
             return await self.node.resume(sandbox_id, request)
 
 

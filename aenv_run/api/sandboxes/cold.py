@@ -8,7 +8,7 @@ import re
 from fastapi import APIRouter, Request, Response
 
 from aenv_run.api.errors import refuse
-from aenv_run.api.sandboxes.create import CREATE_ERRORS, launch
+from aenv_run.api.sandboxes.create import CREATE_ERRORS, Key, launch
 from aenv_run.api.server import Server, Serving
 from aenv_run.api.templates.start import build_image, wait
 from aenv_run.api.wire.cold import CreateCold
@@ -51,8 +51,14 @@ async def _built(server: Server, body: CreateCold) -> str:
 
 
 @router.post("/sandboxes-cold", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
-async def create_cold(body: CreateCold, serving: Serving, request: Request, response: Response) -> Sandbox:
+async def create_cold(
+    body: CreateCold, serving: Serving, request: Request, response: Response, idempotency_key: Key = None
+) -> Sandbox:
     """Launch a container image. The first time it is built, which takes as long as the image needs."""
+    if idempotency_key is not None:
+        raise refuse(
+            400, "Idempotency-Key is not supported here: give it to POST /v2/sandboxes", error_code="unsupported"
+        )
     if (part := body.refused()) is not None:
         raise refuse(400, f"{part} is not supported", error_code="unsupported")
     reference = await while_connected(request.receive, _built(serving, body))

@@ -81,11 +81,13 @@ async def _once(key: str, body: CreateV2, server: Server) -> Sandbox:
 
 
 @router.post("/sandboxes", status_code=201, responses=CREATE_ERRORS, response_model_exclude_none=True)
-async def create_v1(body: CreateV1, serving: Serving, request: Request, response: Response) -> Sandbox:
+async def create_v1(
+    body: CreateV1, serving: Serving, request: Request, response: Response, idempotency_key: Key = None
+) -> Sandbox:
     """As POST /v2/sandboxes, with the first generation's defaults."""
     try:
-        info = await launch(serving, body, request)
+        made = await create(body, serving, request, idempotency_key)
     except NotFound as error:
         raise InvalidInput(error.message, fix=error.fix) from error
-    response.headers["x-agentenv-sandbox-id"] = info.sandbox_id
-    return Sandbox.of(info, serving)
+    response.headers["x-agentenv-sandbox-id"] = made.sandbox_id
+    return made

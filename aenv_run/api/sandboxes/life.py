@@ -104,7 +104,7 @@ async def bring_back(
                 return await server.node.set_timeout(info.sandbox_id, request), False
             asked = ResumeRequest(timeout_s=timeout_s, cold=cold)
             with server.metrics.operation("resume"):
-                async with server.admission.admit():
+                async with server.admission.admit(request=info.sandbox_id):
                     return await server.node.resume(info.sandbox_id, asked), True
         except NotFound:
             raise gone(info.sandbox_id) from None
