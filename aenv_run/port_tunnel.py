@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, ConnectionClosedOK, InvalidStatus, WebSocketException
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from aenv_run.credentials import ServerAddress, is_loopback
 from aenv_run.errors import SandboxDead
@@ -18,7 +18,6 @@ CHUNK_BYTES = 1 << 18
 #: More than a server sends at once.
 MAX_MESSAGE_BYTES = 1 << 20
 OPEN_S = 70.0  # a paused sandbox may be resumed first
-GOING_AWAY = 1001
 
 
 class PortTunnel:
@@ -34,13 +33,9 @@ class PortTunnel:
             return b""
         try:
             message = await self._socket.recv()
-        except ConnectionClosedOK as closed:
-            if closed.rcvd is not None and closed.rcvd.code == GOING_AWAY:
-                raise SandboxDead(f"{self._where}: {closed.rcvd.reason}") from closed
-            self._ended = True
-            return b""
-        except ConnectionClosed as closed:
-            raise SandboxDead(f"{self._where}: the connection broke off ({closed})") from closed
+        except ConnectionClosed as closed:  # the end of what the service says is an empty message
+            why = closed.rcvd.reason if closed.rcvd is not None else ""
+            raise SandboxDead(f"{self._where}: {why or f'the connection broke off ({closed})'}") from closed
         data = message.encode() if isinstance(message, str) else message
         self._ended = not data
         return data
@@ -75,6 +70,7 @@ async def open_tunnel(server: ServerAddress, sandbox_id: str, port: int) -> Asyn
             compression=None,
             max_size=MAX_MESSAGE_BYTES,
             open_timeout=OPEN_S,
+            ping_timeout=None,  # who is held back by a slow reader answers no ping
             proxy=None if is_loopback(server.url) else True,
         )
     except InvalidStatus as refused:

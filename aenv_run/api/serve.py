@@ -100,6 +100,7 @@ async def serve(server: Server, listener: socket.socket) -> None:
         make_app(settings, server),
         ws="websockets-sansio",
         ws_per_message_deflate=False,
+        ws_ping_timeout=None,  # who is held back by a slow reader answers none; the kernel finds dead peers
         http=http_protocol(server.proxy, head_s=settings.header_s),
         log_config=None,
         access_log=False,

@@ -154,6 +154,10 @@ async def test_signed_file_urls_work_unchanged(proxied: ProxySite, tmp_path: obj
         assert "expired" in problem(await http.get("/files", params=signed(proxied, "read", path, past)), 401)
         assert "invalid" in problem(await http.get("/files", params=signed(proxied, "write", path)), 401)
         assert "nor a signature" in problem(await http.get("/files", params={"path": path}), 401)
+        many = {"path": path, "signature": "v1_x", **{f"a{n}": "" for n in range(200)}}
+        assert "too many fields" in problem(await http.get("/files", params=many), 401)
+        endless = {"path": path, "signature": "v1_x", "signature_expiration": "9" * 5000}
+        assert "expired" in problem(await http.get("/files", params=endless), 401)
 
 
 # -- services ----------------------------------------------------------------------------------------------
@@ -422,8 +426,33 @@ async def test_extensions_of_chunks_and_trailers_end_here(proxied: ProxySite) ->
     async with service(handler) as port:
         head = b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\nHost: " + proxied.host(port).encode()
         said = await proxied.raw(head + b"\r\n\r\n3;a=b\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n")
-    assert said.startswith(b"HTTP/1.1 200 ") and seen[1] == b"3\r\nabc\r\n0\r\n\r\n"
-    assert b"trailer" not in seen[0].lower()
+        assert said.startswith(b"HTTP/1.1 200 ") and seen[1] == b"3\r\nabc\r\n0\r\n\r\n"
+        assert b"trailer" not in seen[0].lower()
+        # Where an upgrade is asked for that nobody has, too.
+        more = b"\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n3\r\nabc\r\n0\r\nX-Trailer: 1\r\n\r\n"
+        assert (await proxied.raw(head + more)).startswith(b"HTTP/1.1 200 ")
+        assert b"trailer" not in seen[2].lower()
+
+
+@pytest.mark.parametrize("start", [b"1\r\na\r\n0\r\nX: ", b"1;x="])
+async def test_what_never_ends_behind_a_head_ends_the_connection(proxied: ProxySite, start: bytes) -> None:
+    _, writer = await asyncio.open_connection("127.0.0.1", proxied.port)
+    writer.write(b"POST /none HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n" + start)
+    with pytest.raises(ConnectionError):
+        async with asyncio.timeout(20):
+            for _ in range(1 << 14):  # 1 GiB, if nobody minds
+                writer.write(bytes([120]) * (1 << 16))
+                await writer.drain()
+    writer.transport.abort()
+
+
+async def test_another_coding_than_chunks_is_refused(proxied: ProxySite) -> None:
+    async with service(says(OK)) as port:
+        host = b"\r\nHost: " + proxied.host(port).encode()
+        said = await proxied.raw(
+            b"POST / HTTP/1.1\r\nTransfer-Encoding: gzip, chunked" + host + b"\r\n\r\n0\r\n\r\n"
+        )
+        assert said.startswith(b"HTTP/1.1 501 ")
 
 
 # -- the life of a sandbox ---------------------------------------------------------------------------------

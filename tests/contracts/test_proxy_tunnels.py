@@ -22,6 +22,7 @@ from aenv_run.errors import AenvError, Conflict, InvalidInput, NotFound, Sandbox
 from aenv_run.network import PortForward, TcpAddress
 from aenv_run.paths import Home
 from aenv_run.port_tunnel import open_tunnel, pass_through
+from aenv_run.reset import reset
 from tests.contracts.proxy_site import (
     API_KEY,
     DOMAIN,
@@ -218,6 +219,56 @@ async def test_a_pause_breaks_a_connect_off(proxied: ProxySite) -> None:
             await asyncio.wait_for(reader.read(), 10)
         await asyncio.wait_for(gone.wait(), 10)
         writer.close()
+
+
+async def test_what_a_service_breaks_off_is_no_end(base: str, tmp_path: Path) -> None:
+    async def break_off(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"here")
+        await reader.readexactly(1)
+        reset(writer)
+
+    async with service(break_off) as port, proxy_site(base, "t", home=Home(tmp_path)) as site:
+        _, reader, writer = await opened(site, f"{ID}:{port}")
+        assert await reader.readexactly(4) == b"here"
+        writer.write(b"x")
+        with pytest.raises(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 10)
+        writer.close()
+        async with open_tunnel(ServerAddress(site.url, API_KEY), ID, port) as tunnel:
+            assert await tunnel.read() == b"here"
+            await tunnel.write(b"x")
+            with pytest.raises(SandboxDead, match="broke off"):
+                await asyncio.wait_for(tunnel.read(), 10)
+
+
+UPGRADE = b"Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: AAAA\r\nSec-WebSocket-Version: 13\r\n"
+
+
+async def test_a_refusal_that_breaks_off_is_followed_by_nothing(proxied: ProxySite) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 403 No\r\nContent-Length: 99\r\n\r\npart")
+
+    async with service(refuse) as port:
+        head = b"GET / HTTP/1.1\r\nHost: " + proxied.host(port).encode() + b"\r\n"
+        said = await proxied.raw(head + UPGRADE + b"\r\n")
+    assert said.startswith(b"HTTP/1.1 403 ") and said.endswith(b"part") and said.count(b"HTTP/1.1 ") == 1
+
+
+async def test_a_websocket_has_no_body_and_waits_for_its_turn(proxied: ProxySite) -> None:
+    asked = []
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        await reader.read()
+
+    async with service(hang) as port:
+        head = b"GET / HTTP/1.1\r\nHost: " + proxied.host(port).encode() + b"\r\n"
+        for body in (b"Content-Length: 2\r\n\r\nab", b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"):
+            assert (await proxied.raw(head + UPGRADE + body)).startswith(b"HTTP/1.1 400 ")
+        assert not asked
+        await proxied.raw(head + b"\r\n" + head + UPGRADE + b"\r\n")
+        assert len(asked) <= 1 and not any(b"websocket" in one for one in asked)
 
 
 # -- our own way -------------------------------------------------------------------------------------------

@@ -95,3 +95,18 @@ def test_an_answer_that_breaks_off_is_none(sent: bytes) -> None:
     answer.feed(sent)
     with pytest.raises(NoHttp):
         answer.end()
+
+
+def test_trailers_that_never_end_and_other_codings_are_none() -> None:
+    answer = Answer(b"GET")
+    answer.feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\na\r\n0\r\nX: ")
+    with pytest.raises(NoHttp, match="trailers"):
+        for _ in range(MAX_HEAD_BYTES // 1000 + 2):
+            answer.feed(b"x" * 1000)
+    with pytest.raises(NoHttp):
+        Answer(b"GET").feed(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n")
+    whole = Answer(b"GET")
+    whole.feed(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (1 << 20))
+    for _ in range(1 << 8):
+        whole.feed(b"x" * (1 << 12))
+    assert whole.over and sum(map(len, whole.body)) == 1 << 20

@@ -10,6 +10,7 @@ import base64
 import hashlib
 import hmac
 import posixpath
+import re
 import time
 from urllib.parse import parse_qs, unquote_to_bytes
 
@@ -20,6 +21,7 @@ from aenv_run.api.proxy.places import Door
 
 #: Calls that give a machine its identity or take it away.
 _OF_THE_NODE = frozenset((b"/init", b"/aenv/detach", b"/aenv/settle"))
+_DIGITS = re.compile(r"[0-9]{1,20}")
 _READS, _WRITES = frozenset((b"GET", b"HEAD")), frozenset((b"POST",))
 
 
@@ -55,7 +57,10 @@ def admit(target: Target, asked: Asked, door: Door) -> str | None:
 
 def _check_signature(target: Target, asked: Asked, token: str) -> None:
     """The daemon compares it again, with all its reasons: this is what holds while it has no token."""
-    query = parse_qs(asked.query.decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+    try:
+        query = parse_qs(asked.query.decode("latin-1"), keep_blank_values=True, max_num_fields=100)
+    except ValueError:
+        raise refusals.envd_token(target, "the query has too many fields") from None
     first = {name: values[0] for name, values in query.items()}
     if "signature" not in first:
         raise refusals.envd_token(target, "neither the header x-access-token nor a signature is there")
@@ -64,7 +69,7 @@ def _check_signature(target: Target, asked: Asked, token: str) -> None:
     expiration = first.get("signature_expiration")
     if expiration is not None:
         parts.append(expiration)
-        if not expiration.isascii() or not expiration.isdigit() or int(expiration) < time.time():
+        if not _DIGITS.fullmatch(expiration) or int(expiration) < time.time():
             raise refusals.envd_token(target, "the signature has expired")
     digest = hashlib.sha256(":".join(parts).encode("utf-8", "surrogateescape")).digest()
     right = "v1_" + base64.b64encode(digest).decode().rstrip("=")

@@ -6,7 +6,7 @@ import httptools
 
 from aenv_run.api.proxy.address import Headers
 
-#: Of the head of an answer.
+#: Of the head of an answer, of its trailers, and of whatever else is no body.
 MAX_HEAD_BYTES = 256 << 10
 _NO_BODY = frozenset((204, 304))
 
@@ -31,7 +31,7 @@ class Answer:
         self.clean = True  # nothing came after its end
         self._method = method
         self._upgrade = upgrade
-        self._head_bytes = 0
+        self._other_bytes = 0  # since the last piece of a body
         self._whole = False
         self._until_end = False
         self._keeps = False
@@ -54,16 +54,17 @@ class Answer:
         if self.over:
             self.clean = False
             return
-        if not self._whole:
-            self._head_bytes += len(data)
+        self._other_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if not self.over:
                 raise NoHttp(f"the service answered something that is no HTTP ({error})") from error
             self.clean = False
-        if not self._whole and self._head_bytes > MAX_HEAD_BYTES:
-            raise NoHttp(f"the head of the service's answer is longer than {MAX_HEAD_BYTES} bytes")
+        if self._other_bytes > MAX_HEAD_BYTES:
+            raise NoHttp(
+                f"the head of the service's answer, or its trailers, are longer than {MAX_HEAD_BYTES} bytes"
+            )
 
     def end(self) -> None:
         """The service closed the connection; ``NoHttp`` when something is missing."""
@@ -94,8 +95,12 @@ class Answer:
         if status < 200:
             self.go_on |= status == 100
             self.headers = []
-            self._head_bytes = 0
+            self._other_bytes = 0
             return
+        if any(
+            name.lower() == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers
+        ):
+            raise NoHttp("the service's answer has a Transfer-Encoding that is not chunked")
         self.status = status
         self._whole = True
         self._keeps = self._parser.should_keep_alive()
@@ -106,6 +111,7 @@ class Answer:
 
     def on_body(self, body: bytes) -> None:
         """A piece of the body."""
+        self._other_bytes = 0
         if self.over:
             self.clean = False
         else:

@@ -22,6 +22,8 @@ _HOP_BY_HOP = frozenset(
 )
 #: What `Connection` must not take away: the message would be another one.
 _KEPT = frozenset((b"host", b"content-length", b"content-type", ENVD_TOKEN))
+#: Who the client is, as a proxy before us says.
+_OF_CLIENTS = frozenset((b"x-forwarded-for", b"x-real-ip", b"forwarded"))
 _REPLACED = frozenset((b"x-forwarded-host", b"x-forwarded-proto", b"x-forwarded-method", b"x-forwarded-uri"))
 #: What the host name of a service is to it, unless the sandbox says otherwise: development servers serve it.
 DEFAULT_MASK = "localhost:${PORT}"
@@ -110,7 +112,7 @@ def request_headers(
     for name, value in asked.headers:
         if name in dropped or (name == API_KEY and api_key and value.strip() == api_key):
             continue
-        if name == b"x-forwarded-for" and not _is_loopback(asked.peer):
+        if name in _OF_CLIENTS and not _is_loopback(asked.peer):
             continue  # anybody can write it
         if name in (b"origin", b"referer") and mask.active:
             inner = mask.inwards(value)

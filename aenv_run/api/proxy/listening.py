@@ -28,7 +28,7 @@ from aenv_run.api.proxy.tunnel import Client
 log = logging.getLogger("aenv_run.api.access")
 
 _CONNECT = b"CONNECT "
-#: Of the head of a request: the parser itself would keep any.
+#: Of the head of a request, of trailers and extensions of chunks: the parser itself would keep any.
 MAX_HEAD_BYTES = 64 << 10
 Serve = Callable[[Client], Awaitable[None]]
 
@@ -89,6 +89,7 @@ class ProxyingHttp(HttpToolsProtocol):
     head_s: ClassVar[float]
     _first: bytes | None = b""
     _head_bytes: int | None = 0  # of a head that is not whole; None while a body comes
+    _other_bytes = 0  # since the last piece of a body
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -118,8 +119,13 @@ class ProxyingHttp(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(self.head_s, self.transport.close)
+        self._other_bytes += len(data)
         super().data_received(data)
-        if self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+        if self.transport.is_closing():
+            return
+        if self._head_bytes is None and self._other_bytes > MAX_HEAD_BYTES:
+            self.transport.close()
+        elif self._head_bytes is not None and self._head_bytes > MAX_HEAD_BYTES:
             self.transport.write(Refused(431, f"the head is longer than {MAX_HEAD_BYTES} bytes").raw())
             self.transport.close()
 
@@ -134,12 +140,27 @@ class ProxyingHttp(HttpToolsProtocol):
         self.scope["extensions"] = {CLOSE: {"close": self.transport.close}}
 
     def on_headers_complete(self) -> None:
-        """Its head is whole: what looks like a header from now on is a trailer."""
+        """Its head is whole."""
         self._head_bytes = None
+        self._other_bytes = 0
         self._stop_timer()
+        if self.parser.should_upgrade() and self._should_upgrade():
+            names = {name for name, _ in self.headers}
+            if names & {b"content-length", b"transfer-encoding"}:
+                raise ValueError("a WebSocket begins without a body")
+            if self.cycle is not None and not self.cycle.response_complete:
+                raise ValueError("a WebSocket begins when what was asked before it is answered")
         super().on_headers_complete()
-        if not self.parser.should_upgrade():
-            self.headers = []
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header. What comes behind the head is a trailer, and is dropped."""
+        if self._head_bytes is not None:
+            super().on_header(name, value)
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of the body."""
+        self._other_bytes = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         """A request has ended; another may follow."""

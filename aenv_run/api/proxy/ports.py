@@ -20,9 +20,11 @@ from aenv_run.api.proxy.machines import ENDED, Connection
 from aenv_run.api.proxy.refusals import Refused
 from aenv_run.api.server import Server
 from aenv_run.errors import Conflict, InvalidInput, NotFound, SandboxDead
+from aenv_run.reset import reset
 
 router = APIRouter()
-GOING_AWAY, UNSUPPORTED = 1001, 1003
+GOING_AWAY, UNSUPPORTED, BROKEN = 1001, 1003, 1011
+BROKE_OFF = "the connection to the service broke off"
 #: Which error of ours a refusal is, for clients of ours.
 _CODES = {400: InvalidInput.code, 404: NotFound.code, 410: Conflict.code}
 
@@ -43,19 +45,21 @@ async def tunnel(websocket: WebSocket, sandbox_id: str, port: str) -> None:
         code = NotFound.code if "port" in refused.more else _CODES.get(refused.status, SandboxDead.code)
         await websocket.send_denial_response(reply(refused.status, refused.message, error_code=code))
         return
-    ended = asyncio.Event()
+    ended, whole = asyncio.Event(), False
     try:
         with machine.using(ended.set), suppress(OSError):
             await websocket.accept()
-            await _pass(websocket, connection, ended)
+            whole = await _pass(websocket, connection, ended)
     finally:
-        connection.drop() if ended.is_set() else connection.writer.close()
+        connection.writer.close() if whole else reset(connection.writer)
     if websocket.client_state is WebSocketState.CONNECTED:
+        said = (GOING_AWAY, ENDED) if ended.is_set() else (1000, None) if whole else (BROKEN, BROKE_OFF)
         with suppress(RuntimeError):  # it hung up at this moment
-            await websocket.close(GOING_AWAY if ended.is_set() else 1000, ENDED if ended.is_set() else None)
+            await websocket.close(*said)
 
 
-async def _pass(websocket: WebSocket, connection: Connection, ended: asyncio.Event) -> None:
+async def _pass(websocket: WebSocket, connection: Connection, ended: asyncio.Event) -> bool:
+    """Whether both ended as they should."""
     up = asyncio.create_task(_up(websocket, connection))
     down = asyncio.create_task(_down(websocket, connection))
     stop = asyncio.create_task(ended.wait())
@@ -65,9 +69,10 @@ async def _pass(websocket: WebSocket, connection: Connection, ended: asyncio.Eve
             done, _ = await asyncio.wait({*running, stop}, return_when=asyncio.FIRST_COMPLETED)
             running -= done
             if any(task.exception() for task in done if task is not stop):
-                return
+                return False
             if up in done and not up.result():
-                return
+                return False
+        return not ended.is_set()
     finally:
         for task in (up, down, stop):
             task.cancel()

@@ -55,6 +55,8 @@ class Proxy:
         found = target_of(asked.headers, raw_path, self._domains)
         if isinstance(found, Misrouted):
             raise Refused(400, found.message)
+        if found is not None and any(value.lower() != b"chunked" for value in asked.values(b"transfer-encoding")):
+            raise Refused(501, "Transfer-Encoding can be chunked alone")
         return found
 
     async def open(self, target: Target, asked: Asked, *, fresh: bool = False) -> tuple[Admitted, Connection]:
@@ -63,7 +65,11 @@ class Proxy:
             machine, connection = await self.machines.open(target, partial(admit, target, asked), fresh=fresh)
         except AenvError as error:
             raise refusals.unreachable(target, error.message) from error
-        token = admit(target, asked, machine.place.door)  # it was checked: this says what goes along
+        try:
+            token = admit(target, asked, machine.place.door)  # it was checked: this says what goes along
+        except Refused:  # the sandbox's settings have just changed
+            connection.drop()
+            raise
         mask = Mask.of(target, asked, machine.place.mask_host)
         headers = request_headers(target, asked, mask, api_key=self._api_key, token=token)
         return Admitted(target, asked, mask, machine, headers), connection

@@ -47,7 +47,8 @@ async def upgrade(proxy: Proxy, target: Target, asked: Asked, client: Client) ->
             connection.writer.write(_upgrade_head(found))
             answer = await _agreed(found, client, connection, ended)
             if answer.status != 101:
-                await _pass_refusal(found, answer, client, connection)
+                with found.machine.using(connection.drop):
+                    await _pass_refusal(found, answer, client, connection)
                 return answer.status
             client.writer.write(_switched(found, answer))
             frames = Frames()
@@ -76,11 +77,11 @@ async def connect(proxy: Proxy, target: Target, asked: Asked, client: Client) ->
     with found.machine.using(ended.set), suppress(OSError):
         try:
             client.writer.write(CONNECTED)
-            await splice(client, connection, ended, half_close=True)
+            if not await splice(client, connection, ended, half_close=True):
+                reset(client.writer)
+                reset(connection.writer)
         finally:
             _let_go(connection, ended)
-    if ended.is_set():
-        reset(client.writer)
     return 200
 
 
@@ -91,8 +92,11 @@ async def splice(
     *,
     half_close: bool,
     passed: Callable[[bytes], None] | None = None,
-) -> None:
-    """Both ways until both have ended, or ``ended``. Without ``half_close`` the end of one is that of both."""
+) -> bool:
+    """Both ways until both have ended, or ``ended``. Without ``half_close`` the end of one is that of both.
+
+    False when it broke off: neither side has said all.
+    """
     up = asyncio.create_task(_pump(client.reader, service.writer, half_close, None))
     down = asyncio.create_task(_pump(service.reader, client.writer, half_close, passed))
     stop = asyncio.create_task(ended.wait())
@@ -101,9 +105,11 @@ async def splice(
         while running and not ended.is_set():
             done, _ = await asyncio.wait({*running, stop}, return_when=asyncio.FIRST_COMPLETED)
             running -= done
-            broken = any(task.exception() for task in done if task is not stop)
-            if broken or (done and not half_close):
-                return
+            if any(task.exception() for task in done if task is not stop):
+                return False
+            if done and not half_close:
+                return True
+        return not ended.is_set()
     finally:
         for task in (up, down, stop):
             task.cancel()
@@ -175,22 +181,30 @@ async def _head(connection: Connection) -> Answer:
 
 
 async def _pass_refusal(found: Admitted, answer: Answer, client: Client, connection: Connection) -> None:
-    """The service wants no WebSocket: its answer, ended by the end of the connection."""
+    """The service wants no WebSocket: its answer, ended by the end of the connection.
+
+    Where it breaks off the client's connection does too: another answer would be taken for the rest of this one.
+    """
     lines = [b"HTTP/1.1 %d " % answer.status]
     lines += [
         name + b": " + value for name, value in response_headers(answer.headers, found.mask, status=answer.status)
     ]
     client.writer.write(b"\r\n".join([*lines, b"connection: close", b"", b""]))
-    while True:
-        client.writer.write(b"".join(answer.body))
-        answer.body = []
-        await client.writer.drain()
-        if answer.over:
-            return
-        if data := await connection.reader.read(CHUNK_BYTES):
-            answer.feed(data)
-        else:
-            answer.end()
+    try:
+        while True:
+            client.writer.write(b"".join(answer.body))
+            answer.body = []
+            await client.writer.drain()
+            if answer.over:
+                return
+            if data := await connection.reader.read(CHUNK_BYTES):
+                answer.feed(data)
+            elif found.machine.over:
+                raise ConnectionResetError(ENDED)
+            else:
+                answer.end()
+    except (OSError, NoHttp):
+        reset(client.writer)
 
 
 def _upgrade_head(found: Admitted) -> bytes:

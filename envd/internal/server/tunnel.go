@@ -82,21 +82,34 @@ func dialLoopback(port int) (net.Conn, error) {
 }
 
 // splice copies both ways. Each direction ends by itself: a client may have sent
-// all and still wait for the answer.
+// all and still wait for the answer. What breaks off on one side breaks off on
+// the other: an end of file would look like the end of what was to be said.
 func splice(client net.Conn, early io.Reader, service net.Conn) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		_, _ = io.Copy(service, early)
-		closeWrite(service)
+		pass(service, early, client)
 	}()
-	_, err := io.Copy(client, service)
-	closeWrite(client)
-	if err != nil {
-		_ = client.Close()
-		_ = service.Close()
-	}
+	pass(client, service, service)
 	<-done
+}
+
+// pass copies one direction, which comes from the connection "from".
+func pass(to net.Conn, source io.Reader, from net.Conn) {
+	if _, err := io.Copy(to, source); err != nil {
+		reset(to)
+		reset(from)
+		return
+	}
+	closeWrite(to)
+}
+
+// reset ends a connection so that its peer is told.
+func reset(conn net.Conn) {
+	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
+		_ = tcp.SetLinger(0)
+	}
+	_ = conn.Close()
 }
 
 func closeWrite(conn net.Conn) {
