@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -15,7 +15,8 @@ from aenv_run.api.paging import MAX_PAGE, NEXT_TOKEN, page
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Server, Serving
-from aenv_run.api.wire.snapshots import SnapshotAsked, SnapshotTold
+from aenv_run.api.wire.model import moment
+from aenv_run.api.wire.snapshots import SANDBOX_LABEL, SnapshotAsked, SnapshotTold
 from aenv_run.catalog import Catalog, Entry
 from aenv_run.catalog.versions import UNNAMED
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
@@ -24,8 +25,6 @@ from aenv_run.node_wire import SnapshotRequest
 from aenv_run.types import Name, SnapshotId, Tag
 
 router = APIRouter(tags=["snapshots"])
-#: A label of every snapshot that was made here: of which sandbox.
-SANDBOX_LABEL = "aenv.sandbox"
 
 
 @dataclass(frozen=True)
@@ -48,14 +47,7 @@ def _rows(catalog: Catalog) -> list[Row]:
     for entry in catalog.entries():
         if entry.snapshot_id is not None and SANDBOX_LABEL in entry.labels:
             found.setdefault(entry.snapshot_id, []).append(entry)
-    return [Row(id, _time(entries[0].created_at), tuple(entries)) for id, entries in found.items()]
-
-
-def _time(text: str) -> datetime:
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return datetime.fromtimestamp(0, UTC)
+    return [Row(id, moment(entries[0].created_at), tuple(entries)) for id, entries in found.items()]
 
 
 def _told(catalog: Catalog, row: Row) -> SnapshotTold:
@@ -68,7 +60,7 @@ def _told(catalog: Catalog, row: Row) -> SnapshotTold:
         memory_mb=machine.memory_mib,
         disk_size_mb=machine.disk_mib,
         created_at=row.created_at,
-        updated_at=max(_time(entry.created_at) for entry in row.versions),
+        updated_at=max(moment(entry.created_at) for entry in row.versions),
     )
 
 

@@ -10,13 +10,13 @@ from datetime import UTC, datetime
 
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.templates.records import Build, Records
+from aenv_run.api.wire.model import moment
+from aenv_run.api.wire.snapshots import SANDBOX_LABEL
 from aenv_run.api.wire.templates import Template, TemplateBuild, TemplateWithBuilds
 from aenv_run.catalog import Catalog, Entry
 from aenv_run.errors import AenvError, NotFound
 from aenv_run.types import MachineSpec, Name
 
-#: Of snapshots that were made of sandboxes, which are no templates.
-SANDBOX_LABEL = "aenv.sandbox"
 _VERSIONS = uuid.UUID("8c1f5a52-6ad4-5c55-9f4b-0b1a0b3e6a10")
 
 
@@ -121,14 +121,6 @@ class Templates:
             "updated_at": max(build.updated_at for build in builds), "build_count": len(builds),
             "build_status": newest.status,
         }  # fmt: skip
-
-
-def moment(text: str) -> datetime:
-    """A time of the catalog; 1970 for one that cannot be read."""
-    try:
-        return datetime.fromisoformat(text).astimezone(UTC)
-    except ValueError:
-        return datetime.fromtimestamp(0, UTC)
 
 
 def _at(time_s: float) -> datetime:

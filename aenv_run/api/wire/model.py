@@ -58,3 +58,11 @@ Whole = Annotated[int, BeforeValidator(_number)]
 def at(time_s: float | None) -> datetime:
     """A time of the record as the wire has it."""
     return datetime.fromtimestamp(NEVER_S if time_s is None else time_s, UTC)
+
+
+def moment(text: str) -> datetime:
+    """A time of the catalog; 1970 for one that cannot be read."""
+    try:
+        return datetime.fromisoformat(text).astimezone(UTC)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)

@@ -9,6 +9,9 @@ from pydantic import Field
 
 from aenv_run.api.wire.model import Asked, Flag, Text, Told
 
+#: Of a version that was made of a sandbox, and is no template: which one.
+SANDBOX_LABEL = "aenv.sandbox"
+
 
 class SnapshotAsked(Asked):
     """POST …/snapshots."""
