@@ -6,16 +6,19 @@ import asyncio
 import base64
 import gzip
 import hashlib
+import io
 import os
+import tarfile
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from aenv_run.drivers.protocol import Endpoint
-from aenv_run.errors import NotFound, SandboxDead, Unauthenticated
-from aenv_run.guest import open_port
+from aenv_run.errors import AenvError, NotFound, SandboxDead, Unauthenticated
+from aenv_run.guest import Guest, open_port
 from tests.contracts.envd_daemon import SOURCE, Client, daemon
 from tests.ordinary_user import propagation
 
@@ -143,6 +146,36 @@ async def test_a_full_disk_is_told_as_such(binary: Path, tmp_path: Path) -> None
             assert (await http.post("/files/compose", json=request)).status_code == 507
             kept = await http.get("/files", params={"path": str(tmp_path / "1")})
             assert kept.content == bytes(28 << 10)
+
+
+async def test_a_large_upload_that_is_refused_in_its_middle_says_why(binary: Path, tmp_path: Path) -> None:
+    script = 'mount -t tmpfs -o size=1m,nr_inodes=50,mode=777 none "$0" && exec "$@"'
+    as_root = [] if os.geteuid() == 0 else ["--map-root-user"]
+    within = ["unshare", *as_root, "--mount", "--propagation", propagation(), "sh", "-c", script, str(tmp_path)]
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield bytes(1 << 20)
+
+    many = io.BytesIO()
+    with tarfile.open(fileobj=many, mode="w") as tar:
+        for number in range(20_000):
+            tar.addfile(tarfile.TarInfo(f"f{number}"))
+    with daemon(binary, within) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
+            query = {"path": str(tmp_path / "f")}
+            full = await http.post("/files", params=query, content=pieces(), headers=OCTETS)
+            assert full.status_code == 507 and "no space" in full.json()["message"]
+        host, _, port = url.removeprefix("http://").partition(":")
+        async with Guest(Endpoint(host, int(port))) as guest:
+            for _ in range(3):
+                with pytest.raises(AenvError, match="no space") as refused:
+                    await guest.put_archive(str(tmp_path), _once(many.getvalue()))
+                assert not isinstance(refused.value, SandboxDead)
+
+
+async def _once(data: bytes) -> AsyncIterator[bytes]:
+    yield data
 
 
 async def test_any_port_of_the_loopback_is_reached_through_the_daemon(envd: Client) -> None:

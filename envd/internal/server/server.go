@@ -43,7 +43,7 @@ func New(version string, state *identity.State, freezer *freeze.Freezer) *Server
 	mux.HandleFunc("GET /envs", func(w http.ResponseWriter, _ *http.Request) { writeJSON(w, state.Env()) })
 	fileService := files.New(state)
 	mux.HandleFunc("GET /files", fileService.Download)
-	mux.HandleFunc("POST /files", fileService.Upload)
+	mux.HandleFunc("POST /files", upload(fileService.Upload))
 	mux.HandleFunc("POST /files/compose", fileService.Compose)
 	rpc(mux, "process.Process", s.procs.Handlers())
 	rpc(mux, "filesystem.Filesystem", filesystem.New(state, state.Users).Handlers())
@@ -51,11 +51,11 @@ func New(version string, state *identity.State, freezer *freeze.Freezer) *Server
 	mux.HandleFunc("POST /aenv/settle", s.settle)
 	mux.HandleFunc("POST /aenv/detach", s.detach)
 	mux.HandleFunc("POST /aenv/kill", s.kill)
-	mux.HandleFunc("PUT /aenv/input", s.input)
+	mux.HandleFunc("PUT /aenv/input", upload(s.input))
 	mux.HandleFunc("GET /aenv/info", s.info)
 	mux.HandleFunc("GET /aenv/connect", s.tunnels.open)
 	archives := archive.New(state)
-	mux.HandleFunc("PUT /aenv/archive", archives.Put)
+	mux.HandleFunc("PUT /aenv/archive", upload(archives.Put))
 	mux.HandleFunc("GET /aenv/archive", archives.Get)
 	s.http = &http.Server{
 		Handler:           cors(s.authorize(mux)),
