@@ -78,6 +78,8 @@ class MemoryFacts(Model):
     tsc_khz: int = Field(0, ge=0, le=MAX_TSC_KHZ)
 
 
+#: Labels that begin so are what aenv itself says of a snapshot: images and their makers may not.
+OWN_LABELS = "aenv."
 #: Drivers make file names of roles, so none leads elsewhere.
 Role = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_.-]{0,63}$")]
 MAX_ROLES = 64

@@ -7,9 +7,12 @@ last, so nothing is ever written through one. Devices, sockets and fifos are lef
 from __future__ import annotations
 
 import errno
+import gzip
+import lzma
 import os
 import shutil
 import tarfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -92,12 +95,19 @@ def _refuse_sparse() -> NoReturn:
     raise ProtocolError("the sandbox sent an archive with a sparse file, which it never has to")
 
 
+#: What a damaged or hostile archive makes the libraries raise; the last is an OSError that no system call made.
+_DAMAGE = (
+    *(tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError, zlib.error, lzma.LZMAError),
+    gzip.BadGzipFile,
+)
+
+
 @contextmanager
 def guarded() -> Iterator[None]:
     """Whatever a hostile archive provokes is a ``ProtocolError``; the host's own trouble is what it is."""
     try:
         yield
-    except (tarfile.TarError, EOFError, ValueError, OverflowError, RecursionError) as error:
+    except _DAMAGE as error:
         reason = "its headers nest too deep" if isinstance(error, RecursionError) else str(error)
         raise ProtocolError(f"the sandbox sent an archive that cannot be unpacked: {reason[:200]}") from error
     except OSError as error:

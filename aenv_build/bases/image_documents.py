@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from aenv_run.errors import BaseUnavailable
+from aenv_run.snapshot import OWN_LABELS
 from aenv_run.text import Labels
 from aenv_run.types import Architecture, Context, Digest
 
@@ -80,8 +81,8 @@ class RunConfig(_Document):
         return Context(env=env, workdir=workdir, user=self.user or "root")
 
     def kept_labels(self) -> dict[str, str]:
-        """Its labels, and under names of ours what we do not run by ourselves."""
-        labels = dict(self.labels or {})
+        """Its labels but for those that would pass for ours; and as ours, what we do not run by ourselves."""
+        labels = {name: value for name, value in (self.labels or {}).items() if not name.startswith(OWN_LABELS)}
         for name, words in (("entrypoint", self.entrypoint), ("cmd", self.command)):
             if words:
                 labels[LABEL_PREFIX + name] = json.dumps(list(words), ensure_ascii=False)

@@ -18,6 +18,7 @@ from aenv_build.language.expansion import Part, Unknown, literal, render
 from aenv_build.language.image_reference import parse_image
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import USER_PATTERN
+from aenv_run.snapshot import OWN_LABELS
 
 SHELL = ("/bin/sh", "-c")
 #: As AgentENV and the E2B SDK wait for what a Dockerfile starts, where nobody says better.
@@ -310,9 +311,19 @@ class _Translator:
             path = to + document.name if to.endswith("/") else to
             content = document.content
             if document.expands:
-                content = self._text(one, '"' + content.replace('"', f'{self._file.escape}"') + '"')
+                content = self._text(one, f'"{self._unquoted(content)}"')
             mode = {"mode": str(common["mode"])[-3:]} if "mode" in common else {}
             self._step(one, {"write": {"to": path, "content": content, "user": common["user"], **mode}})
+
+    def _unquoted(self, content: str) -> str:
+        """As text in quotes: in a document quotes are text, and before any other sign an escape goes away."""
+        escape = self._file.escape
+
+        def kept(found: re.Match[str]) -> str:
+            sign = found[1]
+            return f'{escape}"' if sign is None else escape + sign if sign in (escape, '"', "$") else sign
+
+        return re.sub(rf'{re.escape(escape)}(.)|"', kept, content, flags=re.DOTALL)
 
     def _copy_here(self, one: Instruction, sources: list[str], to: str, common: Mapping[str, object]) -> None:
         rules = {} if self._context.ignore is None else {"ignore": self._context.shown(self._context.ignore)}
@@ -393,7 +404,10 @@ class _Translator:
 
     def _label(self, one: Instruction) -> None:
         for name, value in self._pairs(one):
-            self._state.labels[self._text(one, name)] = self._text(one, value)
+            label = self._text(one, name)
+            if label.startswith(OWN_LABELS):
+                raise self._file.error(one.line, f"LABEL: {label!r} is one of aenv's own")
+            self._state.labels[label] = self._text(one, value)
 
     def _workdir(self, one: Instruction) -> None:
         path = self._text(one, one.text)

@@ -69,7 +69,7 @@ async def test_the_config_is_kept(layout: Layout) -> None:
         "Entrypoint": ["/entry", "a b"],
         "Cmd": ["serve"],
         "ExposedPorts": {"80/tcp": {}, "443/tcp": {}},
-        "Labels": {"org.example.team": "x"},
+        "Labels": {"org.example.team": "x", "aenv.sandbox": "forged", "aenv.template.start": "evil"},
     }
     pointer = layout.name(None, layout.image([file("a")], config=config))
     image = await resolve(layout)

@@ -122,6 +122,10 @@ TABLE: Mapping[str, tuple[str, list[object]]] = {
             {"write": {"to": "/etc/RAW", "content": "$N\n", "user": "root", "mode": "755"}},
         ],
     ),
+    "a document has quotes and escapes": (
+        "ARG N=5\nCOPY <<EOF /x\n" + r'''say \"hi\" "$N" \$N \\ \n it''' + "\nEOF",
+        [{"write": {"to": "/x", "content": r'''say "hi" "5" $N \ n it''' + "\n", "user": "root"}}],
+    ),
     "add unpacks": (
         "ADD files.tar.gz c.md /srv/",
         [
@@ -259,6 +263,7 @@ REFUSED = {
     FROM + "ENV A=${B": (2, "the closing brace is missing"),
     FROM + "ENV A='x": (2, "a quote is not closed"),
     FROM + "SHELL bash": (2, "SHELL takes a JSON list"),
+    FROM + "LABEL aenv.sandbox=x": (2, "is one of aenv's own"),
     FROM + "USER a b": (2, "'a b' is no user"),
     "FROM --platform=linux/s390x x": (1, "is not this machine's"),
     "FROM $NO": (1, "is empty"),

@@ -97,6 +97,7 @@ def test_what_is_forced_is_run_anew_from_there_on(tmp_path: Path) -> None:
     [
         (step("FLY"), "no step of the type"), (step("RUN"), "RUN takes a command"), (step("ENV", "A"), "in turn"),
         (step("WORKDIR", "../x"), "'..'"),
+        (step("LABEL", "aenv.sandbox", "x"), "one of aenv's own"),
         (step("USER", "a b"), "is not a user"), (step("ENV", "", "x"), "not a name"),
         (step("COPY", "a", "/b", "", "u+x", filesHash="0" * 64), "not a file mode"),
     ],
@@ -181,6 +182,11 @@ def test_no_archive_and_one_that_is_too_large(tmp_path: Path) -> None:
     (tmp_path / "archive").write_bytes(b"no tar at all, and long enough to be read as one" * 40)
     with pytest.raises(InvalidInput, match="is refused"):
         repack(tmp_path / "archive", "x", tmp_path / "out", LIMIT)
+    good = archive(tmp_path, "x").read_bytes()
+    for damaged in (good[:10] + b"\xff" * 50 + good[60:], b"\x1f\x8b" + bytes(600)):  # its data, and its head
+        (tmp_path / "archive").write_bytes(damaged)
+        with pytest.raises(InvalidInput, match="is refused"):
+            repack(tmp_path / "archive", "x", tmp_path / "out", LIMIT)
     with tarfile.open(tmp_path / "archive", "w:gz") as tar:  # a few bytes that unpack to far more
         member = tarfile.TarInfo("zeros")
         member.size = 2 << 20

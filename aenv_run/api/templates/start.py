@@ -163,9 +163,13 @@ async def build_image(
     ready_cmd: str | None = None,
 ) -> Build:
     """A template of an image and nothing else, begun; ``wait`` says how it ended."""
-    build = await new_build(server, name, cpus=cpus, memory_mib=memory_mib, min_free_disk_mib=min_free_disk_mib)
     asked = BuildAsked.model_validate({"fromImage": image, "startCmd": start_cmd, "readyCmd": ready_cmd})
-    await start_build(server, build, asked)
+    build = await new_build(server, name, cpus=cpus, memory_mib=memory_mib, min_free_disk_mib=min_free_disk_mib)
+    try:
+        await start_build(server, build, asked)
+    except Exception:  # nobody else knows its id: it would wait for ever
+        await asyncio.to_thread(shutil.rmtree, server.builds.records.folder(build.build_id), True)
+        raise
     return build
 
 

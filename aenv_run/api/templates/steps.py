@@ -13,6 +13,7 @@ from aenv_run.api.wire.templates import BuildAsked, StepAsked
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import USER_PATTERN
 from aenv_run.recipe_literal import literal
+from aenv_run.snapshot import OWN_LABELS
 
 DEFAULT_READY = "sleep 20"
 READY_TIMEOUT = "10m"
@@ -86,11 +87,6 @@ class RecipeWriter:
         }  # fmt: skip
         return as_yaml(literal(recipe))
 
-    def step_of(self, id: str) -> str:
-        """The SDK's name of a recipe's step."""
-        found = re.match(r"step-([0-9]+)", id)
-        return found[1] if found else FINALIZE if id == FINALIZE else BASE
-
     def _add(self, number: int, step: Mapping[str, object], shown: str = "") -> None:
         id = f"step-{number}"
         if any(one["id"] == id for one in self.steps):
@@ -141,7 +137,10 @@ class RecipeWriter:
         self.arguments |= {name: value for name, value in _pairs(number, step).items() if name not in self.env}
 
     def _label(self, number: int, step: StepAsked) -> None:
-        self.labels |= _pairs(number, step)
+        found = _pairs(number, step)
+        if own := [name for name in found if name.startswith(OWN_LABELS)]:
+            raise InvalidInput(f"step {number}: the label {own[0][:80]!r} is one of aenv's own")
+        self.labels |= found
 
     def _workdir(self, number: int, step: StepAsked) -> None:
         path = _path(number, _one(number, step))

@@ -64,6 +64,8 @@ class BuildAsked(Asked):
     def _one_base(self) -> Self:
         if self.from_image is not None and self.from_template is not None:
             raise ValueError("give fromImage or fromTemplate, not both")
+        if self.from_image_registry is not None and self.from_template is not None:
+            raise ValueError("fromImageRegistry is for fromImage: a template comes from no registry")
         return self
 
 
