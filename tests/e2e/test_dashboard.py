@@ -92,9 +92,9 @@ def test_log_in_look_type_pause_and_kill(home: Home, tmp_path: Path) -> None:
         screen = browser.find_element(By.CSS_SELECTOR, ".terminal .screen")
         screen.send_keys("echo $((6*7))-" + Keys.ENTER)
         shown(browser, ".terminal .line", "42-")
-        screen.send_keys(
-            "cat" + Keys.ENTER + "typed" + Keys.CONTROL + "c" + Keys.NULL + "echo after=$?" + Keys.ENTER
-        )
+        screen.send_keys("echo $((8*8))-; cat" + Keys.ENTER)
+        shown(browser, ".terminal .line", "64-")  # the shell reads no line now: what is typed is cat's
+        screen.send_keys("typed" + Keys.CONTROL + "c" + Keys.NULL + "echo after=$?" + Keys.ENTER)
         shown(browser, ".terminal .line", "after=130")
         screen.send_keys("exit" + Keys.ENTER)
         shown(browser, ".terminal .status", "the shell has ended")

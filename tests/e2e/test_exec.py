@@ -42,8 +42,11 @@ def test_a_signal_ends_all_that_the_command_started(
     home: Home, shared: Sandbox, number: signal.Signals, code: int
 ) -> None:
     seconds = 4000 + number
-    argv = [*AENV, "exec", shared.sandbox_id, "--", "sh", "-c", f"sleep {seconds}; true"]
-    process = subprocess.Popen(argv, env=environment(home), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    argv = [*AENV, "exec", shared.sandbox_id, "--", "sh", "-c", f"echo here; sleep {seconds}; true"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(argv, env=environment(home), cwd=ROOT, text=True, **pipes)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "here\n"  # so it knows what it started
     wait_for_sleepers(shared, seconds, 2)  # the shell's command line names it too
     process.send_signal(number)
     errors = process.communicate(timeout=30)[1]
