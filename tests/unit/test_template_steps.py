@@ -100,6 +100,7 @@ def test_what_is_forced_is_run_anew_from_there_on(tmp_path: Path) -> None:
         (step("LABEL", "aenv.sandbox", "x"), "one of aenv's own"),
         (step("USER", "a b"), "is not a user"), (step("ENV", "", "x"), "not a name"),
         (step("COPY", "a", "/b", "", "u+x", filesHash="0" * 64), "not a file mode"),
+        (step("COPY", "a", "/b", "", "", "x", filesHash="0" * 64), "a user and a mode"),
     ],
 )  # fmt: skip
 def test_a_wrong_step_is_named(tmp_path: Path, wrong: dict[str, object], said: str) -> None:

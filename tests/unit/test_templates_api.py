@@ -179,6 +179,21 @@ async def test_an_archive_that_is_none_fails_its_step(site: Site) -> None:
         assert told["status"] == "error" and told["reason"]["step"] == "2"  # type: ignore[index]
 
 
+async def test_all_copies_together_fit_on_the_disk(site: Site) -> None:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w:gz") as tar:  # a few bytes that unpack to more than half of the disk
+        member = tarfile.TarInfo("app")
+        member.size = 40 << 20
+        tar.addfile(member, io.BytesIO(bytes(40 << 20)))
+    copy = {"type": "COPY", "args": ["app", "/srv/"], "filesHash": HASH}
+    async with serving(site, template_disk_mib=64) as api:
+        await api.http.post("/v3/templates", json={"name": "made"})
+        await put(api, raw.getvalue())
+        assert (await ended(api, await begin(api, copy)))["status"] == "ready"
+        told = await ended(api, await begin(api, copy, copy))
+        assert told["status"] == "error" and told["reason"]["step"] == "2"  # type: ignore[index]
+
+
 async def test_credentials_are_in_no_file_that_stays_and_in_no_argument(site: Site) -> None:
     login = {"type": "registry", "username": "me", "password": "s3cr3t-word"}
     async with serving(site) as api:

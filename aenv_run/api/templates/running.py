@@ -21,6 +21,7 @@ from aenv_run.api.templates.records import Build, Level, Line, Records
 from aenv_run.errors import AenvError, Conflict, MissingDependency
 from aenv_run.paths import Home
 from aenv_run.process import is_alive, kill_group, read_start_ticks
+from aenv_run.threads import in_thread
 
 log = logging.getLogger(__name__)
 #: The builder, as a program: nothing of it is imported here.
@@ -173,8 +174,8 @@ class _Run:
         """Never raises but when it is cancelled; whatever happens, the state says it."""
         try:
             async with self._builds.turns:
-                await asyncio.to_thread(self._records.change, self._id, status="building")
-                self._shown = await asyncio.to_thread(self._prepare)
+                await in_thread(self._records.change, self._id, status="building")
+                self._shown = await in_thread(self._prepare)
                 code = await self._run()
         except StepRefused as refused:
             await asyncio.to_thread(self._builds.finish, self._id, "error", refused.reason, refused.step)
@@ -210,7 +211,7 @@ class _Run:
         environment = {name: value for name, value in os.environ.items() if name not in _OWN_VARIABLES}
         if self._login is not None:
             auth = self._records.folder(self._id) / "auth.json"
-            await asyncio.to_thread(durable.replace, auth, self._login.document())  # mode 0600
+            await in_thread(durable.replace, auth, self._login.document())  # mode 0600
             environment["REGISTRY_AUTH_FILE"] = str(auth)
         elif named := os.environ.get("REGISTRY_AUTH_FILE"):
             environment["REGISTRY_AUTH_FILE"] = named
@@ -225,7 +226,7 @@ class _Run:
             raise MissingDependency(f"{full[0]} is not installed", fix="run `aenv doctor`") from error
         ticks = read_start_ticks(process.pid)
         try:
-            await asyncio.to_thread(self._records.change, self._id, pid=process.pid, start_ticks=ticks)
+            await in_thread(self._records.change, self._id, pid=process.pid, start_ticks=ticks)
             await self._follow(process)
             return await process.wait()
         except BaseException:

@@ -105,11 +105,11 @@ class _Job:
     def prepare(self) -> Mapping[str, str]:
         """Unpack, and write the recipe. Blocking."""
         packed: dict[int, Packed] = {}
-        limit_bytes = self.build.disk_mib << 20
+        fix = "copy less, or ask for a larger disk"
+        limit = Limit(self.build.disk_mib << 20, "fits on the template's disk", fix=fix)  # all copies together
         for number in self._copies():
             archive = self.folder / "context" / f"{number}.archive"
             source = (*(self.asked.steps or ())[number - 1].args, "")[0]
-            limit = Limit(limit_bytes, "fits on the template's disk", fix="copy less, or ask for a larger disk")
             try:
                 packed[number] = repack(archive, source, self.folder / "context" / str(number), limit)
             except AenvError as error:

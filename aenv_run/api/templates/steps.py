@@ -109,6 +109,8 @@ class RecipeWriter:
 
     def _copy(self, number: int, step: StepAsked) -> None:
         packed = self.packed[number]
+        if len(step.args) > 4:
+            raise InvalidInput(f"step {number}: COPY takes a source, a destination, a user and a mode")
         source, dest, user, mode = (*step.args, "", "", "", "")[:4]
         target = dest if dest else "./"
         if not packed.is_file:
