@@ -43,6 +43,9 @@ class Settings(Model):
     images: dict[str, str] = Field(
         default_factory=dict, description="what a name of fromImage means: docker://, oci:, snapshot:, archive:"
     )
+    registries: tuple[str, ...] = Field(
+        (), max_length=1000, description="hosts, with a port if any, that fromImage may name; default: all"
+    )
     default_image: str = Field("e2bdev/base", min_length=1, max_length=512, description="without fromImage")
     max_builds: int = Field(2, ge=1, le=64, description="of templates at the same time; more wait")
     template_cpus: int = Field(2, ge=1, le=64, description="of a template that does not say it")

@@ -90,6 +90,15 @@ def test_what_is_forced_is_run_anew_from_there_on(tmp_path: Path) -> None:
         tmp_path, [step("RUN", "a"), step("ENV", "A", "1", force=True), step("RUN", "b"), step("RUN", "c")]
     )
     assert ["salt" in one for one in made] == [False, False, True, False]  # type: ignore[operator]
+    made = written(tmp_path, [step("RUN", "a"), step("ENV", "A", "1", force=True)], startCmd="serve")
+    assert ["salt" in one for one in made] == [False, False, True]  # type: ignore[operator]
+
+
+def test_what_has_no_effect_is_noted(tmp_path: Path) -> None:
+    asked = BuildAsked.model_validate({"steps": [step("RUN", "a"), step("expose", "80"), step("VOLUME", "/x")]})
+    writer = RecipeWriter(BUILD, IMAGE, {}, internet=False, memory=True)
+    writer.recipe(asked)
+    assert [(number, note.split()[0]) for number, note in writer.notes] == [("2", "EXPOSE"), ("3", "VOLUME")]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +107,7 @@ def test_what_is_forced_is_run_anew_from_there_on(tmp_path: Path) -> None:
         (step("FLY"), "no step of the type"), (step("RUN"), "RUN takes a command"), (step("ENV", "A"), "in turn"),
         (step("WORKDIR", "../x"), "'..'"),
         (step("LABEL", "aenv.sandbox", "x"), "one of aenv's own"),
+        (step("RUN", "a", filesHash="0" * 64), "takes no files"),
         (step("USER", "a b"), "is not a user"), (step("ENV", "", "x"), "not a name"),
         (step("COPY", "a", "/b", "", "u+x", filesHash="0" * 64), "not a file mode"),
         (step("COPY", "a", "/b", "", "", "x", filesHash="0" * 64), "a user and a mode"),

@@ -22,7 +22,7 @@ from aenv_run.api.settings import Settings
 from aenv_run.api.templates.lifespan import builds as lifespan
 from aenv_run.api.templates.records import Line
 from aenv_run.api.templates.start import build_image, wait
-from aenv_run.errors import InvalidInput, NotFound
+from aenv_run.errors import InvalidInput, LimitReached, NotFound, TooLarge
 from aenv_run.process import read_start_ticks
 from aenv_run.types import Name
 from tests.unit.api_site import ApiSite, api_site, refused
@@ -170,6 +170,63 @@ async def test_uploads_need_their_token_and_their_length(site: Site) -> None:
         refused(await api.bare.put(f"/template-files/{HASH}?token={old}", content=b"x"), 403)
 
 
+async def test_uploads_on_their_way_count_and_older_ones_give_way(site: Site) -> None:
+    mib = 1 << 20
+    async with serving(site, max_uploads_bytes=3 * mib) as api:
+        archives, sent = api.server.archives, asyncio.Event()
+
+        async def held(size_bytes: int) -> AsyncIterator[bytes]:
+            await sent.wait()
+            yield bytes(size_bytes)
+
+        async def whole(size_bytes: int) -> AsyncIterator[bytes]:
+            yield bytes(size_bytes)
+
+        for name in ("1", "2"):
+            await archives.put(name * 64, whole(mib), mib)
+        os.utime(archives.path("1" * 64), (1, 1))
+        slow = asyncio.create_task(archives.put("3" * 64, held(2 * mib), 2 * mib))
+        async with asyncio.timeout(60):
+            while archives.has("1" * 64):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert archives.has("2" * 64), "no more goes than room is needed"
+        with pytest.raises(LimitReached):
+            await archives.put("4" * 64, whole(2 * mib), 2 * mib)
+        sent.set()
+        await slow
+        await archives.put("4" * 64, whole(2 * mib), 2 * mib)
+        assert sorted(path.stat().st_size for path in site.home.template_files.iterdir()) == [2 * mib]
+        with pytest.raises(TooLarge):
+            await archives.put("5" * 64, whole(0), 4 * mib)
+
+
+async def test_a_build_that_was_not_started_can_be_asked_for_again(site: Site) -> None:
+    copy = {"type": "COPY", "args": ["app", "/srv"], "filesHash": HASH}
+    missing = {**copy, "filesHash": "b" * 64}
+    async with serving(site) as api:
+        build_id = (await api.http.post("/v3/templates", json={"name": "made"})).json()["buildID"]
+        await put(api, b"no archive" * 100)
+        start, folder = f"/v2/templates/made/builds/{build_id}", site.home.template_builds / build_id
+        refused(await api.http.post(start, json={"fromImage": "x", "steps": [copy, missing]}), 400)
+        assert not (folder / "context").exists()
+        assert (await api.http.post(start, json={"fromImage": "x", "steps": [copy]})).status_code == 202
+        await ended(api, build_id)
+
+
+async def test_the_log_is_read_on_from_where_a_reader_was(site: Site) -> None:
+    records = open_server(Settings(), site.home).builds.records
+    build_id = records.new(Name("made"), (), cpus=1, memory_mib=512, disk_mib=64).build_id
+    path = records.folder(build_id) / "log.jsonl"
+    records.say(build_id, Line(at_s=1, message="one"))
+    with path.open("ab") as file:
+        file.write(b'{"at_s":2,"mess')  # what a kill leaves
+    for word in ("two", "three"):
+        records.say(build_id, Line(at_s=3, message=word, level="warn"))
+    for offset, found in ((0, ["one", "two", "three"]), (1, ["two", "three"]), (2, ["three"]), (3, [])):
+        assert [line.message for line in records.lines(build_id, offset=offset)] == found
+    assert [line.message for line in records.lines(build_id, offset=1, level="warn")] == ["three"]
+
+
 async def test_an_archive_that_is_none_fails_its_step(site: Site) -> None:
     copy = {"type": "COPY", "args": ["app", "/srv"], "filesHash": HASH}
     async with serving(site) as api:
@@ -208,7 +265,13 @@ async def test_credentials_are_in_no_file_that_stays_and_in_no_argument(site: Si
         for word in ("s3cr3t-word", auth["reg.example"]["auth"]):
             assert word not in left + json.dumps(told) + " ".join(seen["argv"])
         made = (await api.http.post("/v3/templates", json={"name": "made"})).json()
-        for bad in ({"type": "aws", "awsAccessKeyId": "x"}, {"type": "registry", "username": "me"}):
+        for bad in (
+            {"type": "aws", "awsAccessKeyId": "x"},
+            {"type": "registry", "username": "me"},
+            {**login, "username": "me:you"},
+            {**login, "awsRegion": "x"},
+            {**login, "serviceAccountJson": "{}"},
+        ):
             body = {"fromImage": "x", "fromImageRegistry": bad}
             refused(await api.http.post(f"/v2/templates/made/builds/{made['buildID']}", json=body), 400)
 
@@ -259,6 +322,27 @@ async def test_what_another_process_works_on_is_left_to_it(site: Site) -> None:
     assert (kept.owner_pid, kept.owner_ticks) == (other, read_start_ticks(other))
 
 
+async def test_a_template_that_another_process_builds_is_not_deleted(site: Site) -> None:
+    async with serving(site) as api:
+        records, other = api.server.builds.records, os.getppid()
+        build = records.new(Name("made"), (), cpus=1, memory_mib=512, disk_mib=64)
+        owner = {"owner_pid": other, "owner_ticks": read_start_ticks(other)}
+        records.change(build.build_id, started=True, status="building", **owner)
+        assert f"process {other}" in refused(await api.http.delete("/templates/made"), 409)
+        assert records.read(build.build_id).status == "building"
+        records.change(build.build_id, owner_ticks=1)
+        assert (await api.http.delete("/templates/made")).status_code == 204
+
+
+async def test_images_come_only_from_registries_that_are_named(site: Site) -> None:
+    async with serving(site, registries=("reg.example:5000", "docker.io")) as api:
+        for image in ("reg.example:5000/x:1", "debian:12", "team/app"):
+            await build_image(api.server, image, "one")
+        for image in ("reg.example/x", "169.254.169.254/x", "localhost/x", "docker.io.example/x"):
+            with pytest.raises(InvalidInput, match="are not taken here"):
+                await build_image(api.server, image, "two")
+
+
 async def test_images_templates_and_settings(site: Site) -> None:
     async with serving(site, images={"e2bdev/base": "snapshot:tiny"}, template_internet=False) as api:
         done = await wait(api.server, (await build_image(api.server, "e2bdev/base", "one")).build_id)
@@ -300,6 +384,12 @@ async def test_a_sandbox_of_an_image(site: Site) -> None:
         assert again.json()["templateID"] == name
         other = await api.http.post("/sandboxes-cold", json=body)
         assert other.status_code == 201 and other.json()["templateID"] != name
+        both = await asyncio.gather(
+            *(api.http.post("/sandboxes-cold", json={**body, "image": "debian:13"}) for _ in range(2))
+        )
+        assert [answer.status_code for answer in both] == [201, 201]
+        name = str(both[0].json()["templateID"])
+        assert len([build for build in api.server.builds.records.all() if build.template == name]) == 1
         for wrong in (
             {"image": "oci:/etc"},
             {**body, "diskSizeMB": 1024},

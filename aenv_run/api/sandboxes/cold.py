@@ -14,6 +14,7 @@ from aenv_run.api.templates.start import build_image, wait
 from aenv_run.api.wire.cold import CreateCold
 from aenv_run.api.wire.sandboxes import Sandbox
 from aenv_run.node_api import while_connected
+from aenv_run.types import Name
 
 router = APIRouter(tags=["sandboxes"])
 
@@ -27,7 +28,10 @@ def template_name(body: CreateCold) -> str:
 
 
 async def _built(server: Server, body: CreateCold) -> str:
-    """What to launch. A caller who hangs up leaves the build running: the next one finds what it made."""
+    """What to launch. A caller who hangs up leaves the build running: the next one finds what it made.
+
+    Who asks for the same while it is built waits for the same build.
+    """
     extra_mib = (body.disk_size_mb or server.settings.template_disk_mib) - server.settings.template_disk_mib
     if extra_mib < 0:
         raise refuse(
@@ -35,14 +39,16 @@ async def _built(server: Server, body: CreateCold) -> str:
             f"diskSizeMB: disks of images have {server.settings.template_disk_mib} MiB at least here",
             error_code="unsupported",
         )
-    build = await build_image(
-        server,
-        body.image,
-        template_name(body),
-        cpus=body.cpu_count,
-        memory_mib=body.memory_mb,
-        min_free_disk_mib=extra_mib,
-    )
+    name = template_name(body)
+    async with server.builds.sharing:
+        build = await server.builds.running_of(Name(name)) or await build_image(
+            server,
+            body.image,
+            name,
+            cpus=body.cpu_count,
+            memory_mib=body.memory_mb,
+            min_free_disk_mib=extra_mib,
+        )
     done = await wait(server, build.build_id)
     if done.status != "ready" or done.snapshot_id is None:
         why = done.reason or "its build did not end"

@@ -69,7 +69,7 @@ async def file_link(template_id: TemplatePath, hash: HashPath, serving: Serving,
     return FileUpload(present=present, url=url)
 
 
-@router.put(UPLOADS + "{hash}", status_code=200, responses=documented(403, 411, 507))
+@router.put(UPLOADS + "{hash}", status_code=200, responses=documented(403, 411, 429, 507))
 async def upload(
     hash: HashPath, serving: Serving, request: Request, token: Annotated[str, Query(max_length=128)] = ""
 ) -> dict[str, str]:

@@ -10,11 +10,11 @@ import re
 import secrets
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from aenv_run import durable
-from aenv_run.errors import InvalidInput, TooLarge, from_os
+from aenv_run.errors import InvalidInput, LimitReached, TooLarge, from_os
 
 HASH = r"[0-9a-f]{64}"
 #: For a client to begin: the transfer itself may take as long as it moves.
@@ -24,14 +24,15 @@ SILENCE_S = 60.0
 PREFIX = "incoming-"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Archives:
-    """A directory of them. All together keep at most ``total_bytes``: the least recently used go first."""
+    """A directory of them. With what is coming they take ``total_bytes`` at most: the least recently used go."""
 
     directory: Path
-    seed: bytes
+    seed: bytes = field(repr=False)
     max_bytes: int
     total_bytes: int
+    _coming_bytes: int = 0
 
     def path(self, hash: str) -> Path:
         """Where it lies."""
@@ -65,20 +66,27 @@ class Archives:
 
     async def put(self, hash: str, body: AsyncIterator[bytes], size_bytes: int) -> None:
         """Take exactly that much; ``InvalidInput`` when it is less or more, and then nothing is kept."""
-        if size_bytes > self.max_bytes:
-            raise TooLarge(f"the archive has {size_bytes} bytes; at most {self.max_bytes} are taken")
+        if size_bytes > (largest := min(self.max_bytes, self.total_bytes)):
+            raise TooLarge(f"the archive has {size_bytes} bytes; at most {largest} are taken")
+        if self._coming_bytes + size_bytes > self.total_bytes:
+            raise LimitReached(
+                f"no room for {size_bytes} bytes beside the {self._coming_bytes} of other uploads",
+                fix="try again when they are done, or raise the server's setting max_uploads_bytes",
+            )
         target = self.path(hash)
-        await asyncio.to_thread(self.directory.mkdir, mode=0o700, parents=True, exist_ok=True)
         path = self.directory / f"{PREFIX}{secrets.token_hex(8)}"
+        self._coming_bytes += size_bytes
         try:
+            await asyncio.to_thread(self.directory.mkdir, mode=0o700, parents=True, exist_ok=True)
+            await asyncio.to_thread(self._make_room)
             await self._write(path, body, size_bytes)
             await asyncio.to_thread(path.replace, target)
             await asyncio.to_thread(durable.sync, self.directory)
         except OSError as error:
             raise from_os(error, "an archive cannot be kept") from error
         finally:
+            self._coming_bytes -= size_bytes
             path.unlink(missing_ok=True)
-        await asyncio.to_thread(self._trim, target)
 
     async def _write(self, path: Path, body: AsyncIterator[bytes], size_bytes: int) -> None:
         taken = 0
@@ -101,7 +109,7 @@ class Archives:
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
 
-    def _trim(self, keep: Path) -> None:
+    def _make_room(self) -> None:
         """What an upload that broke off left goes after a day; of whole ones the least recently used."""
         found = []
         for path in self.directory.iterdir():
@@ -112,10 +120,9 @@ class Archives:
                         path.unlink()
                 else:
                     found.append((info.st_mtime, info.st_size, path))
-        total = sum(size for _, size, _ in found)
+        total = self._coming_bytes + sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self.total_bytes:
                 return
-            if path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
+            path.unlink(missing_ok=True)
+            total -= size

@@ -37,6 +37,12 @@ def base_of_image(server: Server, image: str) -> dict[str, object]:
         return {"image": meant if re.match(r"(docker|oci|docker-archive):", meant) else f"docker://{meant}"}
     if not _IMAGE.fullmatch(name):
         raise InvalidInput(f"{image[:200]!r} is not an image of a registry", fix="write HOST/NAME:TAG")
+    allowed = server.settings.registries
+    if allowed and (host := _host(name)) not in allowed:
+        raise InvalidInput(
+            f"images of {host[:80]} are not taken here",
+            fix=f"use one of {', '.join(allowed)}, or add it to the server's setting 'registries'",
+        )
     return {"image": f"docker://{name}"}
 
 
@@ -45,6 +51,9 @@ def login_of(asked: BuildAsked, server: Server) -> Login | None:
     given = asked.from_image_registry
     if given is None:
         return None
+    others = (given.aws_access_key_id, given.aws_secret_access_key, given.aws_region, given.service_account_json)
+    if given.type == "registry" and any(other is not None for other in others):
+        raise InvalidInput("fromImageRegistry: the type 'registry' has a username and a password, and no more")
     if given.type != "registry":
         raise InvalidInput(
             f"fromImageRegistry: the type {given.type!r} is not supported here",
@@ -56,6 +65,8 @@ def login_of(asked: BuildAsked, server: Server) -> Login | None:
 def _pair(given: RegistryLogin) -> tuple[str, str]:
     if not given.username or given.password is None:
         raise InvalidInput("fromImageRegistry: username and password are needed")
+    if ":" in given.username:  # the pair is sent as user:password (RFC 7617)
+        raise InvalidInput("fromImageRegistry: a username has no ':'")
     return given.username, given.password
 
 

@@ -159,7 +159,7 @@ async def set_visibility(template_id: NamePath, body: VisibilityAsked, serving: 
     return {"names": [str(known.name)]}
 
 
-@router.delete("/templates/{template_id:path}", status_code=204, responses=documented(404))
+@router.delete("/templates/{template_id:path}", status_code=204, responses=documented(404, 409))
 async def delete(template_id: NamePath, serving: Serving) -> None:
     """All versions and builds of a name, or a snapshot. Sandboxes of it run on."""
     if await delete_snapshot(serving, template_id):
@@ -170,6 +170,8 @@ async def delete(template_id: NamePath, serving: Serving) -> None:
         raise InvalidInput(
             "a template is deleted with all of its versions", fix="name it without a tag, or remove the tag"
         )
+    for build in known.builds:
+        serving.builds.require_ours(build)
     for build in known.builds:
         await serving.builds.cancel(build.build_id)
     await asyncio.to_thread(_remove, templates.catalog, known.name)

@@ -144,10 +144,11 @@ class Records:
         """Append; False when the log is full, which ``last`` words may pass."""
         text = line.model_copy(update={"message": line.message[:MAX_LINE]}).model_dump_json(exclude_none=True)
         path = self.folder(build_id) / "log.jsonl"
-        with path.open("ab") as file:
+        with path.open("ab+") as file:
             if file.tell() + len(text) > MAX_LOG_BYTES + (LAST_BYTES if last else 0):
                 return False
-            file.write(text.encode() + b"\n")
+            torn = file.tell() > 0 and os.pread(file.fileno(), 1, file.tell() - 1) != b"\n"
+            file.write(b"\n" * torn + text.encode() + b"\n")
         return True
 
     def lines(self, build_id: str, *, offset: int = 0, limit: int = 100, level: Level | None = None) -> list[Line]:
@@ -157,8 +158,11 @@ class Records:
         number = 0
         with contextlib.suppress(FileNotFoundError), (self.folder(build_id) / "log.jsonl").open("rb") as file:
             for raw in file:
-                if not raw.endswith(b"\n"):
-                    break
+                if not (raw.startswith(b"{") and raw.endswith(b"}\n")):
+                    continue  # torn by a kill
+                if level is None and number < offset:  # polled from where the last one ended: not read again
+                    number += 1
+                    continue
                 try:
                     line = Line.model_validate(json.loads(raw))
                 except (ValueError, ValidationError):

@@ -12,16 +12,17 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from aenv_run import durable
 from aenv_run.api.templates.records import Build, Level, Line, Records
-from aenv_run.errors import AenvError, Conflict, MissingDependency
+from aenv_run.errors import AenvError, Conflict, MissingDependency, NotFound
 from aenv_run.paths import Home
 from aenv_run.process import is_alive, kill_group, read_start_ticks
 from aenv_run.threads import in_thread
+from aenv_run.types import Name
 
 log = logging.getLogger(__name__)
 #: The builder, as a program: nothing of it is imported here.
@@ -34,9 +35,19 @@ _OWN_VARIABLES = ("AENV_API_KEY", "AENV_API_URL", "AENV_SERVE_CONFIG", "REGISTRY
 WHAT_NEXT = "build again: steps that were finished are kept"
 
 
-#: Writes the recipe into the build's folder; gives what each of its steps is called. Blocking.
-Prepare: TypeAlias = Callable[[], Mapping[str, str]]
 RECIPE = "recipe.yaml"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A recipe that is written: what each of its steps is called, and what to note at which step."""
+
+    shown: Mapping[str, str]
+    notes: Sequence[tuple[str, str]] = ()
+
+
+#: Writes the recipe into the build's folder. Blocking.
+Prepare: TypeAlias = Callable[[], Prepared]
 
 
 class StepRefused(Exception):
@@ -73,6 +84,8 @@ class Builds:
     _turns: asyncio.Semaphore | None = None
     #: Held while one is started, so that it is started once.
     starting: asyncio.Lock = field(default_factory=asyncio.Lock)
+    #: Held while one is looked for or begun that callers share.
+    sharing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def begin(self, build: Build, prepare: Prepare, *, fresh: bool, login: Login | None) -> None:
         """Start it, or let it wait for its turn. Returns at once."""
@@ -130,6 +143,24 @@ class Builds:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def running_of(self, template: Name) -> Build | None:
+        """One of that template which this server works on."""
+        for build_id in list(self._tasks):
+            with contextlib.suppress(NotFound):  # it may end, and be forgotten, meanwhile
+                build = await asyncio.to_thread(self.records.read, build_id)
+                if build.template == template and build.status in {"waiting", "building"}:
+                    return build
+        return None
+
+    def require_ours(self, build: Build) -> None:
+        """``Conflict`` for a build that another process of this home works on."""
+        begun = build.started and build.status in {"waiting", "building"}
+        if begun and not self.is_running(build.build_id) and self._is_at_work(build):
+            raise Conflict(
+                f"template {build.template} is built by process {build.owner_pid}",
+                fix="wait for it, or end that command with Ctrl-C",
+            )
+
     async def cancel(self, build_id: str) -> None:
         """End one, if it runs."""
         task = self._tasks.get(build_id)
@@ -175,7 +206,10 @@ class _Run:
         try:
             async with self._builds.turns:
                 await in_thread(self._records.change, self._id, status="building")
-                self._shown = await in_thread(self._prepare)
+                prepared = await in_thread(self._prepare)
+                self._shown = prepared.shown
+                for step, note in prepared.notes:
+                    await self._say(note, "warn", step)
                 code = await self._run()
         except StepRefused as refused:
             await asyncio.to_thread(self._builds.finish, self._id, "error", refused.reason, refused.step)

@@ -17,11 +17,11 @@ from aenv_run.api.templates.archives import Packed, repack
 from aenv_run.api.templates.files import Archives
 from aenv_run.api.templates.images import begin_of, login_of
 from aenv_run.api.templates.records import Build
-from aenv_run.api.templates.running import RECIPE, StepRefused
+from aenv_run.api.templates.running import RECIPE, Prepared, StepRefused
 from aenv_run.api.templates.steps import From, RecipeWriter, needs_archive
 from aenv_run.api.wire.templates import BuildAsked
 from aenv_run.catalog import require_publishable
-from aenv_run.errors import AenvError, InvalidInput, NotFound
+from aenv_run.errors import AenvError, InvalidInput, NotFound, from_os
 from aenv_run.process import read_start_ticks
 from aenv_run.types import Name, Tag
 from aenv_run.untar import Limit
@@ -101,8 +101,10 @@ class _Job:
                     f"step {number}: the archive {hash} is not here",
                     fix="upload it: GET …/files/{hash} says where",
                 ) from None
+            except OSError as error:
+                raise from_os(error, f"step {number}: its archive cannot be kept for the build") from error
 
-    def prepare(self) -> Mapping[str, str]:
+    def prepare(self) -> Prepared:
         """Unpack, and write the recipe. Blocking."""
         packed: dict[int, Packed] = {}
         fix = "copy less, or ask for a larger disk"
@@ -117,7 +119,7 @@ class _Job:
             archive.unlink()
         writer = self._writer(packed)
         durable.replace(self.folder / RECIPE, writer.recipe(self.asked).encode())
-        return writer.shown
+        return Prepared(writer.shown, tuple(writer.notes))
 
     def _copies(self) -> list[int]:
         return [number for number, step in enumerate(self.asked.steps or (), start=1) if needs_archive(step)]
@@ -141,13 +143,13 @@ async def start_build(server: Server, build: Build, asked: BuildAsked) -> None:
             raise InvalidInput(f"build {build.build_id} was started before")
         if builds.running >= MAX_WAITING:
             raise refuse(429, "too many builds wait", error_code="limit_reached", headers={"Retry-After": "10"})
+        owner = {"owner_pid": os.getpid(), "owner_ticks": read_start_ticks(os.getpid())}
         try:
             await asyncio.to_thread(job.hold, server.archives)
-        except AenvError:
+            started = await asyncio.to_thread(builds.records.change, build.build_id, started=True, **owner)
+        except BaseException:  # it was not started, and may be asked for again
             await asyncio.to_thread(shutil.rmtree, job.folder / "context", True)
             raise
-        owner = {"owner_pid": os.getpid(), "owner_ticks": read_start_ticks(os.getpid())}
-        started = await asyncio.to_thread(builds.records.change, build.build_id, started=True, **owner)
         builds.begin(started, job.prepare, fresh=bool(asked.force), login=login)
 
 

@@ -16,6 +16,10 @@ from aenv_run.recipe_literal import literal
 from aenv_run.snapshot import OWN_LABELS
 
 DEFAULT_READY = "sleep 20"
+NO_EFFECT = {
+    "EXPOSE": "EXPOSE has no effect: every port of a sandbox can be reached",
+    "VOLUME": "VOLUME has no effect: its directory is part of the template, as all others are",
+}
 READY_TIMEOUT = "10m"
 #: What a template was started with, for templates that are made from it.
 START_LABEL, READY_LABEL = "aenv.template.start", "aenv.template.ready"
@@ -61,6 +65,8 @@ class RecipeWriter:
     memory: bool
     steps: list[dict[str, object]] = field(default_factory=list)
     shown: dict[str, str] = field(default_factory=dict)
+    #: Pairs of a step's number and what its caller should know.
+    notes: list[tuple[str, str]] = field(default_factory=list)
     arguments: dict[str, str] = field(default_factory=dict)
     env: set[str] = field(default_factory=set)
     labels: dict[str, str] = field(default_factory=dict)
@@ -73,6 +79,8 @@ class RecipeWriter:
             verb = _VERBS.get(step.type.upper())
             if verb is None:
                 raise InvalidInput(f"step {number}: there is no step of the type {step.type!r}")
+            if step.files_hash is not None and not needs_archive(step):
+                raise InvalidInput(f"step {number}: {step.type} takes no files: leave filesHash out")
             verb(self, number, step)
         self._start(asked)
         machine: dict[str, object] = {
@@ -91,11 +99,16 @@ class RecipeWriter:
         id = f"step-{number}"
         if any(one["id"] == id for one in self.steps):
             id = f"step-{number}.{sum(str(one['id']).startswith(id) for one in self.steps) + 1}"
-        extra: dict[str, object] = {}
-        if self.forced and "run" in step:
-            extra, self.forced = {"salt": self.build.build_id}, False
-        self.steps.append({"id": id, **step, **extra})
+        self.steps.append({"id": id, **step, **(self._salt() if "run" in step else {})})
         self.shown[id] = shown
+
+    def _salt(self) -> dict[str, object]:
+        """For the first command after ``force``; the later ones are run anew because of it.
+
+        What is copied needs none: the result follows from the files alone.
+        """
+        forced, self.forced = self.forced, False
+        return {"salt": self.build.build_id} if forced else {}
 
     def _run(self, number: int, step: StepAsked) -> None:
         if not 1 <= len(step.args) <= 2:
@@ -158,7 +171,7 @@ class RecipeWriter:
         self._add(number, {"user": user})
 
     def _nothing(self, number: int, step: StepAsked) -> None:
-        """EXPOSE, VOLUME: said in the template, without an effect on a sandbox."""
+        self.notes.append((str(number), NO_EFFECT[step.type.upper()]))
 
     def _start(self, asked: BuildAsked) -> None:
         start = asked.start_cmd or self.begin.start
@@ -169,7 +182,7 @@ class RecipeWriter:
         self.labels |= {READY_LABEL: ready} if ready else {}
         command = in_shell(start) if start else ["/bin/sh", "-c", ":"]
         step = {"start": {"command": command}, "ready": {"command": in_shell(ready or DEFAULT_READY)}}
-        self.steps.append({"id": FINALIZE, **step, "timeout": READY_TIMEOUT})
+        self.steps.append({"id": FINALIZE, **step, "timeout": READY_TIMEOUT, **self._salt()})
         self.shown[FINALIZE] = f"START {start or ''}".strip()
 
 
