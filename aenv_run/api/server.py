@@ -55,7 +55,7 @@ class Server:
         """Of the home's repository; blocking and thread-safe: call it in a thread."""
         if "catalog" not in self._opened:
             repository = await asyncio.to_thread(open_repository, None, self.home)
-            self._opened.setdefault("catalog", Catalog(repository))
+            self._opened.setdefault("catalog", Catalog(repository, remember=True))
         return self._opened["catalog"]
 
 

@@ -5,13 +5,13 @@ says which version a tag is now, and how it came there. ``refs/removed/<name>/<v
 ever: writing it is the one act of a removal, the rest is tidying, and the number is not given out again.
 """
 
+from aenv_run.catalog.entries import Entry as Entry
 from aenv_run.catalog.history import MAX_EVENTS as MAX_EVENTS
 from aenv_run.catalog.history import Event as Event
 from aenv_run.catalog.history import history as history
 from aenv_run.catalog.labels import LabelsRecord as LabelsRecord
 from aenv_run.catalog.labels import labels_key as labels_key
 from aenv_run.catalog.names import Catalog as Catalog
-from aenv_run.catalog.names import Entry as Entry
 from aenv_run.catalog.names import Resolved as Resolved
 from aenv_run.catalog.records import Built as Built
 from aenv_run.catalog.records import Move as Move

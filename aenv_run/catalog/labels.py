@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from aenv_run.catalog.records import RACE_TRIES, Version, checked
+from aenv_run.catalog.records import RACE_TRIES, Version, checked, named
 from aenv_run.digest import canonical_json
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.repository import MAX_RECORD_BYTES, Repository
@@ -48,6 +48,12 @@ class Labels:
         """Empty where there are none."""
         record = self._repository.read_ref(labels_key(name, version), LabelsRecord)
         return dict(record.labels) if record else {}
+
+    def keys(self, name: Name | None = None) -> set[tuple[Name, Version]]:
+        """The versions (of one name) that have any."""
+        under = "refs/labels/"
+        found = self._store.list(under if name is None else f"{under}{name}/")
+        return {pair for info in found if (pair := named(info.key, under)) is not None}
 
     def change(
         self, name: Name, version: Version, new: Mapping[str, str], without: Iterable[str]

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 
-from pydantic import Field
-
 from aenv_run.actor import actor
+from aenv_run.catalog.entries import Entries, Entry
 from aenv_run.catalog.labels import Labels, labels_key
 from aenv_run.catalog.records import Built, Move, Version, VersionRecord, checked, now, version_key
 from aenv_run.catalog.reference import Reference, require_publishable
 from aenv_run.catalog.tags import Tags
 from aenv_run.catalog.versions import Versions
-from aenv_run.errors import AenvError, Conflict, CorruptData, NotFound, Unsupported
+from aenv_run.errors import AenvError, Conflict, CorruptData, Unsupported
 from aenv_run.garbage.refer import refer
 from aenv_run.repository import Repository
 from aenv_run.snapshot import Snapshot
@@ -32,37 +31,13 @@ class Resolved(Model):
     version: Version | None = None
 
 
-class Entry(Model):
-    """One row of the catalog. ``problem`` says why the snapshot could not be read, then sizes are 0.
+class Catalog:
+    """Blocking and thread-safe, as the repository is. ``by`` is who changes it, for the history.
 
-    Of a damaged version ref ``snapshot_id`` is None; a damaged tag ref is a row of its own, without a version.
+    ``remember`` is for who looks at ``entries`` again and again: see there.
     """
 
-    name: Name
-    version: Version | None
-    tags: tuple[Tag, ...] = ()
-    snapshot_id: SnapshotId | None
-    created_at: str = ""
-    size_bytes: int = 0
-    has_memory: bool = False
-    labels: dict[str, str] = Field(
-        default_factory=dict, description="of the snapshot, and above them the version's"
-    )
-    recipe_name: str | None = None
-    by: str = ""
-    built: Built | None = None
-    problem: str | None = None
-
-    @property
-    def reference(self) -> str:
-        """How people write it."""
-        return f"{self.name}:{self.tags[0] if self.version is None else self.version}"
-
-
-class Catalog:
-    """Blocking and thread-safe, as the repository is. ``by`` is who changes it, for the history."""
-
-    def __init__(self, repository: Repository, *, by: str | None = None) -> None:
+    def __init__(self, repository: Repository, *, by: str | None = None, remember: bool = False) -> None:
         self.repository = repository
         self.by = actor() if by is None else by
         self._store = repository.store
@@ -72,6 +47,8 @@ class Catalog:
         self.tag_log = Tags(repository, self.version_log, self.by)
         #: What people note about versions.
         self.labels = Labels(repository)
+        #: The rows.
+        self.all = Entries(repository, self.version_log, self.tag_log, self.labels, remember=remember)
 
     def publish(
         self, name: Name, snapshot_id: SnapshotId, tags: Iterable[Tag] = (), *, built: Built | None = None
@@ -199,21 +176,10 @@ class Catalog:
 
     def entries(self, name: Name | None = None) -> list[Entry]:
         """Every version of every name (or of one), by name and version."""
-        entries: list[Entry] = []
-        for row_name in (name,) if name is not None else self.version_log.names():
-            live = self.version_log.live(row_name)
-            tags, damaged = self.tag_log.by_version(row_name) if live else ({}, [])
-            entries += [
-                Entry(name=row_name, version=None, tags=(bad.tag,), snapshot_id=None, problem=bad.problem)
-                for bad in damaged
-            ]
-            for version in live:
-                entry = self._entry(row_name, version, tuple(tags.get(version, ())))
-                if entry is not None:  # None: removed meanwhile
-                    entries.append(entry)
-        if name is not None and not entries:
+        found = self.all.read(name)
+        if name is not None and not found:
             raise self.version_log.unknown(name)
-        return entries
+        return found
 
     def missing(self, name: Name, reference: str) -> AenvError:
         """``NotFound`` for what does not exist, with what does."""
@@ -228,28 +194,3 @@ class Catalog:
                 raise CorruptData(f"snapshot {id} has more than {MAX_LINEAGE} ancestors")
             chain.append(self.repository.ancestor(parent))
         return chain
-
-    def _entry(self, name: Name, version: Version, tags: tuple[Tag, ...]) -> Entry | None:
-        try:
-            record = self.version_log.read(name, version)
-        except (CorruptData, Unsupported) as error:
-            return Entry(name=name, version=version, tags=tags, snapshot_id=None, problem=error.message)
-        if record is None:
-            return None
-        labels, problem = self.labels.shown(name, version)
-        row = Entry(
-            name=name, version=version, tags=tags, snapshot_id=record.snapshot_id, created_at=record.created_at,
-            by=record.by, built=record.built, labels=labels, problem=problem,
-        )  # fmt: skip
-        try:
-            snapshot = self.repository.snapshot(record.snapshot_id)
-        except (NotFound, CorruptData, Unsupported) as error:
-            return row.model_copy(update={"problem": error.message})
-        size = sum({blob.digest: blob.size_bytes for blob in snapshot.blobs()}.values())
-        facts = {
-            "size_bytes": size,
-            "has_memory": snapshot.memory is not None,
-            "labels": {**snapshot.labels, **labels},
-            "recipe_name": snapshot.provenance.recipe_name,
-        }
-        return row.model_copy(update=facts)

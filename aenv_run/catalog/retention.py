@@ -8,7 +8,8 @@ from datetime import datetime
 
 from pydantic import Field
 
-from aenv_run.catalog.names import Catalog, Entry
+from aenv_run.catalog.entries import Entry
+from aenv_run.catalog.names import Catalog
 from aenv_run.catalog.records import Version
 from aenv_run.errors import CorruptData, InvalidInput, NotFound, Unsupported
 from aenv_run.types import Model, Name, SnapshotId

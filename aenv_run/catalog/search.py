@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aenv_run.catalog.names import Catalog, Entry
+from aenv_run.catalog.entries import Entry
+from aenv_run.catalog.names import Catalog
 from aenv_run.errors import InvalidInput
 from aenv_run.types import Model
 

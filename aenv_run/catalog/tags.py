@@ -55,14 +55,23 @@ class Tags:
 
     def known(self, name: Name) -> list[Tag]:
         """As ``of``, and also those that were removed: they have moves."""
-        found = (_tag_of(info.key) for info in self._store.list(f"refs/tags/{name}/"))
-        return sorted(tag for tag in found if tag is not None)
+        return self.by_name(name).get(name, [])
 
-    def by_version(self, name: Name) -> tuple[dict[Version, list[Tag]], list[Damaged]]:
-        """The tags of each version, and those that cannot be read."""
+    def by_name(self, name: Name | None = None) -> dict[Name, list[Tag]]:
+        """The known ones of every name that has any (or of one), sorted."""
+        under = "refs/tags/" if name is None else f"refs/tags/{name}/"
+        found: dict[Name, list[Tag]] = {}
+        for one, tag in sorted(pair for info in self._store.list(under) if (pair := _tag_of(info.key))):
+            found.setdefault(one, []).append(tag)
+        return found
+
+    def by_version(
+        self, name: Name, known: list[Tag] | None = None
+    ) -> tuple[dict[Version, list[Tag]], list[Damaged]]:
+        """The tags of each version, and those that cannot be read. ``known``: as ``by_name`` has them."""
         by_version: dict[Version, list[Tag]] = {}
         damaged = []
-        for tag in self.known(name):
+        for tag in self.known(name) if known is None else known:
             try:
                 version = self.read(name, tag)
             except (CorruptData, Unsupported) as error:
@@ -221,9 +230,10 @@ def _before(moves: tuple[Move, ...], present: Version, live: tuple[Version, ...]
     return next((version for version in reversed(been) if version != present and version in live), None)
 
 
-def _tag_of(key: StoreKey) -> Tag | None:
-    """The tag of a key; None for a key of another form (check reports it)."""
+def _tag_of(key: StoreKey) -> tuple[Name, Tag] | None:
+    """Name and tag of a key; None for a key of another form (check reports it)."""
+    name, _, tag = key.removeprefix("refs/tags/").partition("/")
     try:
-        return Tag(key.split("/", 3)[3])
+        return Name(name), Tag(tag)
     except InvalidInput:
         return None

@@ -33,19 +33,26 @@ class Versions:
 
     def live(self, name: Name) -> tuple[Version, ...]:
         """Those of ``name`` that were not removed, lowest first."""
+        return self.by_name(name).get(name, ())
+
+    def by_name(self, name: Name | None = None) -> dict[Name, tuple[Version, ...]]:
+        """The live ones of every name that has any (or of one), sorted."""
         # Removals are read second: a removed version then is never taken for a live one.
-        published = self._numbers("refs/names/", name)
-        removed = set(self.removed(name))
-        return tuple(sorted(version for version in published if version not in removed))
+        published = self._named("refs/names/", name)
+        removed = set(self._named("refs/removed/", name))
+        found: dict[Name, list[Version]] = {}
+        for one, version in sorted(published):
+            if (one, version) not in removed:
+                found.setdefault(one, []).append(version)
+        return {one: tuple(versions) for one, versions in found.items()}
 
     def removed(self, name: Name) -> list[Version]:
         """Those of ``name`` that were."""
-        return self._numbers("refs/removed/", name)
+        return [version for _, version in self._named("refs/removed/", name)]
 
     def names(self) -> tuple[Name, ...]:
         """Every name that has a version, sorted."""
-        found = {part[0] for info in self._store.list("refs/names/") if (part := named(info.key, "refs/names/"))}
-        return tuple(name for name in sorted(found) if self.live(name))
+        return tuple(self.by_name())
 
     def read(self, name: Name, version: Version) -> VersionRecord | None:
         """None when there is no such version."""
@@ -103,9 +110,9 @@ class Versions:
         fix = f"did you mean {near[0]}?" if near else ""
         return NotFound(f"no snapshot is named {name}; there are {', '.join(shown)}{more}", fix=fix)
 
-    def _numbers(self, under: str, name: Name) -> list[Version]:
-        found = (named(info.key, under) for info in self._store.list(f"{under}{name}/"))
-        return [part[1] for part in found if part is not None]
+    def _named(self, under: str, name: Name | None) -> list[tuple[Name, Version]]:
+        found = (named(info.key, under) for info in self._store.list(under if name is None else f"{under}{name}/"))
+        return [part for part in found if part is not None]
 
 
 def _says_as_much(record: VersionRecord, new: VersionRecord) -> bool:

@@ -94,6 +94,11 @@ async def test_snapshots_outlive_their_sandbox_until_they_are_removed(api: ApiSi
     assert (await api.get(child["sandboxID"]))["state"] == "running"
     gone = await api.http.post("/v2/sandboxes", json={"templateID": named["snapshotID"]})
     assert "was deleted" in refused(gone, 404)
+    twice = [await snapshot(api, other, name="twice") for _ in range(2)]
+    machine.memory["own"] = "other"
+    assert {str(one["snapshotID"]) for one in twice} <= set(await listed(api))
+    assert await delete_snapshot(api.server, "twice") is True
+    assert await listed(api, name="twice") == []
     cold = await api.create(templateID=bare["snapshotID"])
     assert (await api.server.node.get(str(cold["sandboxID"]))).origin == "booted"
 

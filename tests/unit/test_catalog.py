@@ -205,6 +205,25 @@ def test_entries(catalog: Catalog, tmp_path: Path) -> None:
         catalog.entries(Name("zzz"))
 
 
+def test_a_catalog_that_remembers_asks_for_what_may_change_alone(tmp_path: Path) -> None:
+    store = MemoryStore()
+    catalog = Catalog(Repository(store), remember=True)
+    ids = [commit(catalog.repository, tmp_path, b"%d" % number).id for number in range(5)]
+    for number, id in enumerate(ids):
+        catalog.publish(Name(f"n{number}"), id, [LATEST] if number == 0 else [])
+    first, before = catalog.entries(), store.operations
+    assert catalog.entries() == first
+    assert store.operations - before == 4 + 1, "versions, removals, tags, labels are listed; one tag is read"
+    catalog.label(Name("n1"), 1, {"a": "b"})
+    catalog.remove(Name("n2"))
+    catalog.publish(Name("n2"), ids[0])
+    other = Catalog(catalog.repository)
+    assert catalog.entries() == other.entries() and catalog.entries(Name("n1")) == other.entries(Name("n1"))
+    assert [catalog.all.is_live(id) for id in ids] == [True, True, False, True, True]
+    before = store.operations
+    assert catalog.all.is_live(ids[3]) and store.operations - before == 2
+
+
 def test_one_bad_snapshot_does_not_hide_the_others(catalog: Catalog, make: Callable[[int], Snapshot]) -> None:
     one = make(1).id
     catalog.publish(Name("a"), one)

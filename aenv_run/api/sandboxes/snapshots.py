@@ -174,15 +174,16 @@ async def was_removed(server: Server, id: SnapshotId) -> bool:
             labels = catalog.repository.snapshot(id).labels
         except (NotFound, CorruptData):
             return False  # whoever launches it says what it is
-        return SANDBOX_LABEL in labels and all(row.id != id for row in _rows(catalog))
+        return SANDBOX_LABEL in labels and not catalog.all.is_live(id)
 
     return await asyncio.to_thread(look)
 
 
 async def delete_snapshot(server: Server, written: str) -> bool:
-    """Take back every version that is this snapshot (an id), or those of the name; False where there is none.
+    """Take back every version that is this snapshot, or all that a bare name has; False where there is none.
 
-    Only what was made of a sandbox. Sandboxes that were started from it, and what grew from it, stay whole.
+    Only what was made of a sandbox: a name that has something else is a template. Sandboxes that were started from
+    it, and what grew from it, stay whole.
     """
     catalog = await server.catalog()
     try:
@@ -190,17 +191,22 @@ async def delete_snapshot(server: Server, written: str) -> bool:
     except NotFound:
         return False
 
+    def going() -> tuple[Entry, ...]:
+        if reference.text == reference.alias:
+            entries = tuple(catalog.entries(Name(reference.alias)))
+            return entries if all(SANDBOX_LABEL in entry.labels for entry in entries) else ()
+        return _row(catalog, catalog.resolve(reference.text).snapshot_id).versions
+
     def remove() -> bool:
         try:
-            id = catalog.resolve(reference.text).snapshot_id
+            found = going()
         except NotFound:
             return False
-        going = [entry for row in _rows(catalog) if row.id == id for entry in row.versions]
-        for entry in going:
+        for entry in found:
             try:
                 catalog.remove(entry.name, entry.version)
             except NotFound:
                 continue  # somebody else was faster
-        return bool(going)
+        return bool(found)
 
     return await asyncio.to_thread(remove)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aenv_run.amounts import age, duration, moment_age, size
-from aenv_run.catalog.names import Entry
+from aenv_run.catalog import Entry
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import SandboxInfo
 
