@@ -53,6 +53,12 @@ class NotFound(AenvError):
     code, exit_code, http_status = "not_found", 66, 404
 
 
+class SandboxKilled(NotFound):
+    """Somebody killed the sandbox while this was done with it, or while it was being started."""
+
+    code = "sandbox_killed"
+
+
 class Conflict(AenvError):
     """The object is in a state, or already has a value, that forbids the call."""
 

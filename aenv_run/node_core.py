@@ -41,6 +41,7 @@ from aenv_run.node_wire import (
     SandboxInfo,
     SandboxLogReply,
     SnapshotReply,
+    calls_of,
     known,
 )
 from aenv_run.node_wire import SnapshotRequest as SnapshotAsk
@@ -224,7 +225,8 @@ class Node:
         """
         ids = [SandboxId.new() for _ in range(request.count)]
         timeout_s = request.timeout_s or sandbox.record.timeout_s or DEFAULT_TIMEOUT_S
-        children, stopped_ms = await sandbox.split(ids, timeout_s=timeout_s)
+        calls = dict(zip(ids, calls_of(request.request, request.count), strict=True))
+        children, stopped_ms = await sandbox.split(calls, timeout_s=timeout_s)
         sandbox.log.add("forked", children=",".join(child.id for child in children))
         launches = [asyncio.create_task(self._launch_child(*numbered)) for numbered in enumerate(children)]
         try:

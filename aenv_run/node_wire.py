@@ -254,6 +254,12 @@ class ForkRequest(Model):
 
     count: int = Field(1, ge=1, le=MAX_FORK)
     timeout_s: float | None = Field(300, gt=0, le=MAX_TIMEOUT_S)
+    request: str = Field("", max_length=60, description="the call; see calls_of for what its children carry")
+
+
+def calls_of(request: str, count: int) -> tuple[str, ...]:
+    """What each of ``count`` sandboxes that one call makes carries as ``Terms.request``."""
+    return tuple(f"{request}-{number}" if request and number else request for number in range(count))
 
 
 class ForkStart(Model):

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, suppress
 
 from aenv_run.capture import Capture
 from aenv_run.drivers.protocol import Machine
-from aenv_run.errors import AenvError, NotFound
+from aenv_run.errors import AenvError, NotFound, SandboxKilled
 from aenv_run.hooks import Hooks
 from aenv_run.lifecycle import AFTER_CRASH, Operation, State, Transition, refusal, transition
 from aenv_run.network import NetworkPolicy, SlotId
@@ -182,14 +182,19 @@ class HostedSandbox:
                 await to_the_end(self._release())
                 raise
 
-    async def split(self, ids: list[SandboxId], *, timeout_s: float) -> tuple[list[HostedSandbox], float]:
-        """Fork: a directory that is ready to launch for each id, and how long (ms) this one stood still."""
+    async def split(
+        self, calls: Mapping[SandboxId, str], *, timeout_s: float
+    ) -> tuple[list[HostedSandbox], float]:
+        """Fork: a directory that is ready to launch for each id, and how long (ms) this one stood still.
+
+        ``calls`` are the children's ids, each with the call that it is made by.
+        """
         async with self._operation(Operation.FORK):
             capture = await self._held.capture(self.record, keep_running=True)
             children: list[HostedSandbox] = []
             try:
-                for child in ids:
-                    children.append(await self._child(child, capture, timeout_s))
+                for child, call in calls.items():
+                    children.append(await self._child(child, call, capture, timeout_s))
                 return children, capture.stopped_ms
             except BaseException:
                 await to_the_end(_discard_all(children))
@@ -229,7 +234,7 @@ class HostedSandbox:
             async with self._turns.lock, self._record_lock:
                 await self.freed()
                 if self._turns.killed:
-                    raise NotFound(f"{self._subject()} was killed")
+                    raise SandboxKilled(f"{self._subject()} was killed")
                 if self.record.state is State.DEAD:
                     raise self._refusal("change the network of")
                 before = self.record.policy
@@ -263,7 +268,7 @@ class HostedSandbox:
     async def discard(self) -> None:
         """Kill: interrupt what runs, end the machine, delete the directory. Idempotent."""
         self._turns.killed = self._held.abandoned = True
-        await self._turns.cancel(NotFound(f"{self._subject()} was killed"))
+        await self._turns.cancel(SandboxKilled(f"{self._subject()} was killed"))
         await self.freed()
         await self._merge.stop()
         await self._end_machine()
@@ -344,7 +349,7 @@ class HostedSandbox:
             async with self._turns.lock:
                 await self.freed()
                 if self._turns.killed:
-                    raise NotFound(f"{self._subject()} was killed")
+                    raise SandboxKilled(f"{self._subject()} was killed")
                 row = transition(
                     operation,
                     self.record.state,
@@ -393,9 +398,9 @@ class HostedSandbox:
         await self._update(update, **more)
         self._watch(machine)
 
-    async def _child(self, child: SandboxId, capture: Capture, timeout_s: float) -> HostedSandbox:
+    async def _child(self, child: SandboxId, call: str, capture: Capture, timeout_s: float) -> HostedSandbox:
         directory = SandboxDirectory(self.directory.root.parent / child)
-        record = child_record(self.record, child, timeout_s)
+        record = child_record(self.record, child, call, timeout_s)
         record = record.model_copy(update={"answers": self._held.network.answers()})
 
         def prepare() -> Record:

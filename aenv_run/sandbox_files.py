@@ -148,7 +148,7 @@ def link_image(
     return (*disk, *(Layer(file=name) for name in names)), MemoryFiles(files=files, facts=image.facts), serial
 
 
-def child_record(parent: Record, child: SandboxId, timeout_s: float) -> Record:
+def child_record(parent: Record, child: SandboxId, call: str, timeout_s: float) -> Record:
     """The record of a fork's child: its parent's, with an identity of its own and no files yet."""
     now_s = time.time()
     return parent.model_copy(
@@ -159,7 +159,7 @@ def child_record(parent: Record, child: SandboxId, timeout_s: float) -> Record:
             "created_at_s": now_s,
             "expires_at_s": now_s + timeout_s,
             "timeout_s": timeout_s,
-            "terms": parent.terms.model_copy(update={"request": ""}),
+            "terms": parent.terms.model_copy(update={"request": call}),
             "access_token": secrets.token_urlsafe(32),
             "machine_id": uuid.uuid4().hex,
             "address": None,

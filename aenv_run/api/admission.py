@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from aenv_run.errors import LimitReached
 from aenv_run.lifecycle import LIVE
 from aenv_run.node_client import NodeClient
+from aenv_run.node_wire import calls_of
 
 #: So long a full server refuses without counting anew: a crowd of callers must not keep the node busy.
 TRUST_S = 0.25
@@ -41,7 +42,7 @@ class Admission:
         of a resume is its sandbox's: several at once are one.
         """
         name = request or secrets.token_hex(12)
-        names = {name, *(f"{name}-{number}" for number in range(1, count))}
+        names = set(calls_of(name, count))
         if self._limit is None:
             yield name
             return

@@ -126,6 +126,36 @@ async def test_forks_are_asked_for_and_told_one_by_one(site: Site) -> None:
         assert "was not found" in refused(unknown, 404)
 
 
+async def test_children_count_once_while_they_are_started(site: Site) -> None:
+    async with api_site(site, max_sandboxes=4) as api:
+        parent = await api.create()
+        site.engine.boot_gate = asyncio.Event()
+        forking = asyncio.create_task(post(api, parent, "fork", count=2))
+        async with asyncio.timeout(60):
+            while len(await api.server.node.list()) < 3:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        fourth = asyncio.create_task(api.create())
+        async with asyncio.timeout(60):
+            while len(await api.server.node.list()) < 4:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        refused(await api.http.post("/v2/sandboxes", json={"templateID": "tiny"}), 429)
+        site.engine.boot_gate.set()
+        assert await forking == 201 and (await fourth)["sandboxID"]
+        calls = [info.terms.request for info in await api.server.node.list()]
+        assert len(calls) == len(set(calls)) == 4
+
+
+async def test_one_that_is_killed_while_it_is_started_is_no_unknown_template(api: ApiSite) -> None:
+    api.site.engine.boot_gate = asyncio.Event()
+    creating = asyncio.create_task(api.http.post("/v2/sandboxes", json={"templateID": "tiny"}))
+    async with asyncio.timeout(60):
+        while not (found := await api.server.node.list()):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    await api.server.node.kill(found[0].sandbox_id)
+    assert "was killed while it was started" in refused(await creating, 409)
+    assert await api.server.node.list() == []
+
+
 async def test_a_resume_counts_against_the_limit(site: Site) -> None:
     async with api_site(site, max_sandboxes=1) as api:
         first = await api.create()

@@ -13,7 +13,7 @@ from aenv_run.api.sandboxes.snapshots import was_removed
 from aenv_run.api.server import Server, Serving
 from aenv_run.api.wire.create import CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
-from aenv_run.errors import InvalidInput, NotFound
+from aenv_run.errors import Conflict, InvalidInput, NotFound, SandboxKilled
 from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
@@ -50,6 +50,8 @@ async def _create(server: Server, asked: CreateV2, reference: ApiReference, call
     for text in [reference.text, *([other] if other else [])]:
         try:
             return await server.node.create(asked.to_node(text, request=call, alias=reference.alias))
+        except SandboxKilled as error:
+            raise Conflict(f"{error.message} while it was started", fix="create another one") from error
         except NotFound as error:
             why = error
     raise NotFound(f"template {asked.template_id[:80]!r} not found: {why.message}") from why

@@ -33,9 +33,9 @@ async def fork(
     asked = body or ForkAsked()
     if info.state is State.PAUSED:
         raise Conflict(f"sandbox {info.sandbox_id} is paused and cannot be forked", fix="connect to it first")
-    wanted = ForkRequest(count=asked.count, timeout_s=asked.timeout)
     with serving.metrics.operation("fork"):
-        async with serving.admission.admit(asked.count):
+        async with serving.admission.admit(asked.count) as call:
+            wanted = ForkRequest(count=asked.count, timeout_s=asked.timeout, request=call)
             try:
                 reply = await while_connected(request.receive, serving.node.fork(info.sandbox_id, wanted))
             except NotFound:
