@@ -10,6 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import Receive, Scope, Send
 
 from aenv_run.errors import AenvError, Interrupted, LimitReached, NodeUnavailable
@@ -24,6 +25,7 @@ ERROR_CODES: Mapping[type[AenvError], str] = {LimitReached: "sandbox_capacity_un
 #: Every route may answer these.
 EVERYWHERE = (400, 401, 413, 429, 500, 501, 503)
 MAX_MESSAGE = 2000
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 class ErrorReply(BaseModel):
@@ -135,6 +137,9 @@ def _said(found: Mapping[str, object]) -> str:
     where = found.get("loc")
     names = [str(part)[:80] for part in where[1:]] if isinstance(where, tuple | list) else []
     text = str(found.get("msg", "is wrong")).removeprefix("Value error, ")
+    if found.get("type") == "json_invalid":
+        context = found.get("ctx")
+        return f"body: it is no JSON: {context.get('error') if isinstance(context, dict) else text}"
     if found.get("type") == "extra_forbidden":
         text = "this field is not known, and would be ignored"
     return f"{'.'.join(names) or 'body'}: {text}"
@@ -142,12 +147,20 @@ def _said(found: Mapping[str, object]) -> str:
 
 async def _on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    message = str(error.detail)
+    message, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == 404:
         message = f"route not found: {request.method} {request.url.path[:200]}"
     elif error.status_code == 405:
         message = f"{request.method} is not allowed for {request.url.path[:200]}"
-    return reply(error.status_code, message, headers=error.headers)
+        headers["Allow"] = ", ".join(sorted(_allowed(request)))
+    return reply(error.status_code, message, headers=headers)
+
+
+def _allowed(request: Request) -> set[str]:
+    """The methods of every route of that path (Starlette says those of the first one)."""
+    tried = [(method, {**request.scope, "method": method}) for method in _METHODS]
+    routes = request.app.routes
+    return {method for method, scope in tried if any(one.matches(scope)[0] is Match.FULL for one in routes)}
 
 
 async def _on_fault(request: Request, error: Exception) -> Response:

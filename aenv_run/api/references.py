@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from aenv_run.catalog.reference import Reference
 from aenv_run.errors import NotFound
 from aenv_run.types import Name, SnapshotId, Tag
 
@@ -30,8 +31,10 @@ def catalog_reference(written: str) -> ApiReference:
         return ApiReference(text, None)
     name, separator, part = text.partition(":")
     name = name.lower().replace("/", NAMESPACE)
-    if not re.fullmatch(Name.pattern, name) or (
-        separator and not re.fullmatch(rf"[0-9]{{1,9}}|{Tag.pattern}", part)
+    if (
+        not re.fullmatch(Name.pattern, name)
+        or Reference.parse(name).id_prefix is not None
+        or (separator and not re.fullmatch(rf"[0-9]{{1,9}}|{Tag.pattern}", part))
     ):
         raise NotFound(f"template {written[:80]!r} not found: nothing can be called that")
     return ApiReference(f"{name}{separator}{part}", name)

@@ -11,6 +11,7 @@ from aenv_run.api.server import Serving
 router = APIRouter(tags=["status"])
 
 
+@router.head("/health", status_code=204, include_in_schema=False)
 @router.get("/health", status_code=204)
 async def health() -> None:
     """The server serves."""

@@ -38,7 +38,7 @@ async def test_a_key_exactly_once_or_401(api: ApiSite) -> None:
     twice = httpx.Headers([("X-API-Key", key), ("X-API-Key", key)])
     assert "more than once" in refused(await api.bare.get("/v2/sandboxes", headers=twice), 401)
     assert "is missing" in refused(await api.bare.post("/nowhere", content=b"{"), 401)
-    assert (await api.bare.get("/health")).status_code == 204
+    assert (await api.bare.get("/health")).status_code == (await api.bare.head("/health")).status_code == 204
     text = (await api.bare.get("/metrics")).text
     assert "aenv_node_up 1.0" in text and 'route="unmatched"' in text
     assert (await api.bare.get("/openapi.json")).json()["info"]["title"] == "aenv"
@@ -46,10 +46,19 @@ async def test_a_key_exactly_once_or_401(api: ApiSite) -> None:
 
 async def test_every_error_has_one_form(api: ApiSite) -> None:
     assert refused(await api.http.get("/nowhere"), 404) == "route not found: GET /nowhere"
-    assert "PATCH is not allowed" in refused(await api.http.patch("/v2/sandboxes"), 405)
+    wrong = await api.http.patch("/v2/sandboxes")
+    assert "PATCH is not allowed" in refused(wrong, 405) and wrong.headers["allow"] == "GET, POST"
     post = api.http.post
     assert "templateID" in refused(await post("/v2/sandboxes", json={}), 400)
     assert "JSON" in refused(await post("/v2/sandboxes", content=b"{"), 400)
+    twice = await post("/v2/sandboxes", content=b'{"templateID":"tiny","timeout":1,"timeout":2}')
+    assert "'timeout' is there more than once" in refused(twice, 400)
+    nothing = await post("/v2/sandboxes", content=b'{"templateID":"tiny","timeout":NaN}')
+    assert "NaN is no number" in refused(nothing, 400)
+    assert "colour: this query" in refused(await api.http.get("/v2/sandboxes?colour=red"), 400)
+    assert "limit: this query" in refused(await api.http.get("/v2/sandboxes?limit=1&limit=2"), 400)
+    assert (await api.http.get("/v2/sandboxes?state=running&state=paused")).status_code == 200
+    assert "nothing can be called" in refused(await post("/v2/sandboxes", json={"templateID": "a" * 12}), 404)
     unknown = await post("/v2/sandboxes", json={"templateID": "tiny", "colour": "red"})
     assert refused(unknown, 400) == "colour: this field is not known, and would be ignored"
     for part in ({"mcp": {"a": 1}}, {"iam": {"tokens": {}}}, {"volumeMounts": [{"name": "v"}]}):

@@ -10,13 +10,14 @@ from fastapi import APIRouter, Request, Response
 from aenv_run.api.errors import refuse
 from aenv_run.api.sandboxes.create import CREATE_ERRORS, Key, launch
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.templates.start import build_image, wait
 from aenv_run.api.wire.cold import CreateCold
 from aenv_run.api.wire.sandboxes import Sandbox
 from aenv_run.node_api import while_connected
 from aenv_run.types import Name
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
 
 def template_name(body: CreateCold) -> str:

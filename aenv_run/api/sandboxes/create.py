@@ -11,6 +11,7 @@ from aenv_run.api.idempotency import in_progress
 from aenv_run.api.references import ApiReference, catalog_reference
 from aenv_run.api.sandboxes.snapshots import was_removed
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.create import CreateV1, CreateV2
 from aenv_run.api.wire.sandboxes import Sandbox
 from aenv_run.errors import Conflict, InvalidInput, NotFound, SandboxKilled
@@ -19,7 +20,7 @@ from aenv_run.node_api import while_connected
 from aenv_run.node_wire import SandboxInfo
 from aenv_run.types import SnapshotId
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 CREATE_ERRORS = documented(403, 404, 409, 422, 502, 504, 507)
 Key = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Request
 from aenv_run.api.errors import documented, status_of
 from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.life import ForkAsked, ForkedChild, ForkError
 from aenv_run.api.wire.sandboxes import Sandbox
 from aenv_run.errors import Conflict, NotFound
@@ -14,7 +15,7 @@ from aenv_run.lifecycle import State
 from aenv_run.node_api import while_connected
 from aenv_run.node_wire import ErrorBody, ForkRequest
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
 
 @router.post(

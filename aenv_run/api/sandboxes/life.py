@@ -7,6 +7,7 @@ from fastapi import APIRouter, Response
 from aenv_run.api.errors import documented, refuse
 from aenv_run.api.sandboxes.lookup import Found, find, gone
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.create import TIMEOUT_V1_S
 from aenv_run.api.wire.life import (
     ConnectAsked,
@@ -21,7 +22,7 @@ from aenv_run.errors import Conflict, NotFound, SandboxDead
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import PauseRequest, ResumeRequest, SandboxInfo, TimeoutRequest
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 #: Others may pause and resume it at the same time.
 RACES = 5
 RESUME_ERRORS = documented(404, 409, 422, 502, 504, 507)

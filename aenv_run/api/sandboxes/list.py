@@ -12,12 +12,13 @@ from aenv_run.api.errors import documented
 from aenv_run.api.paging import MAX_PAGE, NEXT_TOKEN, page
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.server import Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.model import at
 from aenv_run.api.wire.sandboxes import SHOWN, ListedSandbox
 from aenv_run.errors import InvalidInput, NotFound
 from aenv_run.node_wire import SandboxInfo
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 LIST_ERRORS = documented()
 MetadataQuery = Annotated[
     str | None, Query(max_length=65536, description="k=v&k=v, keys and values percent-encoded")

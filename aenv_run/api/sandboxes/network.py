@@ -7,13 +7,14 @@ from fastapi import APIRouter
 from aenv_run.api.errors import documented, refuse
 from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.create import egress
 from aenv_run.api.wire.life import NetworkUpdate
 from aenv_run.errors import Conflict, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import NetworkRequest
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
 
 @router.put("/sandboxes/{sandbox_id}/network", status_code=204, responses=documented(404, 409))

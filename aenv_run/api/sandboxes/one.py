@@ -7,10 +7,11 @@ from fastapi import APIRouter
 from aenv_run.api.errors import documented
 from aenv_run.api.sandboxes.lookup import Found, SandboxPath, find, gone
 from aenv_run.api.server import Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.sandboxes import SandboxDetail
 from aenv_run.errors import NotFound
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 
 
 @router.get("/sandboxes/{sandbox_id}", responses=documented(404), response_model_exclude_none=True)

@@ -15,6 +15,7 @@ from aenv_run.api.paging import MAX_PAGE, NEXT_TOKEN, page
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.model import moment
 from aenv_run.api.wire.snapshots import SANDBOX_LABEL, SnapshotAsked, SnapshotTold
 from aenv_run.catalog import Catalog, Entry
@@ -24,7 +25,7 @@ from aenv_run.lifecycle import State
 from aenv_run.node_wire import SnapshotRequest
 from aenv_run.types import Name, SnapshotId, Tag
 
-router = APIRouter(tags=["snapshots"])
+router = APIRouter(tags=["snapshots"], route_class=StrictRoute)
 
 
 @dataclass(frozen=True)

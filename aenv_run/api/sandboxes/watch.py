@@ -11,12 +11,13 @@ from fastapi import APIRouter, Query
 from aenv_run.api.errors import documented
 from aenv_run.api.sandboxes.lookup import Found, gone
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.wire.watch import LogEntryTold, LogLine, LogsV1, LogsV2, MetricsBySandbox, SandboxMetric
 from aenv_run.errors import AenvError, InvalidInput, NotFound, SandboxDead
 from aenv_run.node_wire import SandboxInfo
 from aenv_run.sandbox_log import Level, LogEntry
 
-router = APIRouter(tags=["sandboxes"])
+router = APIRouter(tags=["sandboxes"], route_class=StrictRoute)
 #: A daemon that is slower than this is told as one that does not answer.
 PATIENCE_S = 10.0
 MAX_IDS = 100

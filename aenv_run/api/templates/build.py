@@ -11,6 +11,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from aenv_run.api.errors import documented, refuse
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.templates.catalog import Templates
 from aenv_run.api.templates.files import HASH
 from aenv_run.api.templates.records import Build, Level, Line
@@ -27,7 +28,7 @@ from aenv_run.api.wire.templates import (
 )
 from aenv_run.errors import InvalidInput, NotFound
 
-router = APIRouter(tags=["templates"])
+router = APIRouter(tags=["templates"], route_class=StrictRoute)
 #: The path of uploads, which have tokens instead of the API key.
 UPLOADS = "/template-files/"
 MAX_ENTRIES = 100

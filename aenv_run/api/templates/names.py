@@ -12,6 +12,7 @@ from aenv_run.api.paging import MAX_PAGE, NEXT_TOKEN, page
 from aenv_run.api.references import catalog_reference
 from aenv_run.api.sandboxes.snapshots import delete_snapshot
 from aenv_run.api.server import Server, Serving
+from aenv_run.api.strict import StrictRoute
 from aenv_run.api.templates.catalog import Known, Templates
 from aenv_run.api.wire.templates import (
     AliasReply,
@@ -28,7 +29,7 @@ from aenv_run.catalog import Catalog
 from aenv_run.errors import InvalidInput, NotFound
 from aenv_run.types import Name, Tag
 
-router = APIRouter(tags=["templates"])
+router = APIRouter(tags=["templates"], route_class=StrictRoute)
 NamePath = Annotated[str, Path(max_length=512, description="a template's name")]
 Limit = Annotated[int | None, Query(ge=1, le=MAX_PAGE, description="without it: all")]
 Token = Annotated[str | None, Query(alias="nextToken", max_length=1024)]
