@@ -111,6 +111,7 @@ class SandboxInfo(Model):
     warnings: tuple[ErrorBody, ...] = Field((), description="why its disk cannot be read now, or may go")
     host_address: str | None = None
     address: Address | None = None
+    launches: int = Field(0, ge=0, description="how many machines it has had: each is another one")
     access_token: str | None = None
 
     @classmethod
@@ -144,6 +145,7 @@ class SandboxInfo(Model):
             warnings=warnings,
             host_address=record.address.host if running and record.slot and record.address else None,
             address=record.address if running else None,
+            launches=record.launches,
             access_token=record.access_token if state is not State.DEAD else None,
         )
 

@@ -390,6 +390,7 @@ class HostedSandbox:
             "driver": chosen.driver.name,
             "mode": chosen.mode,
             "address": address,
+            "launches": self.record.launches + 1,
             "slot": self._held.network.slot_id,
             "origin": origin,
             "reason": "",

@@ -163,6 +163,7 @@ def child_record(parent: Record, child: SandboxId, call: str, timeout_s: float) 
             "access_token": secrets.token_urlsafe(32),
             "machine_id": uuid.uuid4().hex,
             "address": None,
+            "launches": 0,
             "slot": None,
             "publish": (),  # a path belongs to one sandbox
             "seconds_left": parent.max_seconds,  # an episode of its own

@@ -118,6 +118,7 @@ class Record(Model):
     access_token: str
     machine_id: str
     address: Address | None = None
+    launches: int = Field(0, ge=0, description="how many machines it has had")
     disk: tuple[Layer, ...]
     memory: MemoryFiles | None = None
     hooks: Hooks | None = Field(None, description="for what was in the memory that it was started from")

@@ -479,6 +479,24 @@ async def test_a_pause_ends_what_is_open_at_once(proxied: ProxySite) -> None:
                 await asyncio.wait_for(anext(heard), 10)
 
 
+async def test_what_was_open_ends_with_its_machine_though_another_has_its_address(proxied: ProxySite) -> None:
+    waiting = asyncio.Event()
+
+    async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if b"/wait" in await head_of(reader):
+            waiting.set()
+            await reader.read()
+        writer.write(OK)
+
+    async with service(hang) as port, proxied.to(port) as http:
+        asked = asyncio.create_task(http.get("/wait"))
+        await waiting.wait()
+        proxied.pause()
+        proxied.node.run_again(ID)  # nobody saw it paused
+        assert "paused" in problem(await asyncio.wait_for(asked, 10), 502)
+        assert (await http.get("/")).text == "ok"
+
+
 async def test_a_machine_that_moved_is_found_for_the_same_request(proxied: ProxySite) -> None:
     right = proxied.node.address
     assert right is not None

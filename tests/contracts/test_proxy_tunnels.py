@@ -271,6 +271,35 @@ async def test_a_websocket_has_no_body_and_waits_for_its_turn(proxied: ProxySite
         assert len(asked) <= 1 and not any(b"websocket" in one for one in asked)
 
 
+async def test_what_comes_with_the_head_is_not_lost(proxied: ProxySite) -> None:
+    async def agree(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 101 Yes\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n")
+        writer.write(b"got " + await reader.readexactly(7))
+
+    async with service(agree) as port:
+        head = b"GET / HTTP/1.1\r\nHost: " + proxied.host(port).encode() + b"\r\n"
+        said = await proxied.raw(head + UPGRADE + b"\r\ntoo bad")
+    assert said.startswith(b"HTTP/1.1 101 ") and said.endswith(b"\r\n\r\ngot too bad")
+
+
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 101 Yes\n\n", b"nothing of HTTP\n", b"HTTP/1.1 101 " + b"x" * (1 << 20)]
+)
+async def test_a_service_that_speaks_no_http_is_said_at_once(proxied: ProxySite, answer: bytes) -> None:
+    async def wrong(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await reader.read()
+
+    async with service(wrong) as port:
+        head = b"GET / HTTP/1.1\r\nHost: " + proxied.host(port).encode() + b"\r\n"
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxied.port)
+        writer.write(head + UPGRADE + b"\r\n")
+        assert (await asyncio.wait_for(reader.readline(), 60)).startswith((b"HTTP/1.1 502 ", b"HTTP/1.1 101 "))
+        writer.transport.abort()
+
+
 # -- our own way -------------------------------------------------------------------------------------------
 
 

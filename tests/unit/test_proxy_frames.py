@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from aenv_run.api.proxy.frames import Frames, close_frame
+from aenv_run.api.proxy.frames import MAX_FRAMES, Frames, close_frame
 
 SHORT = b"\x81\x02hi"
 EMPTY = b"\x89\x00"
@@ -33,6 +33,16 @@ def test_many_frames_in_pieces_of_any_size() -> None:
         frames.feed(stream[at : at + size])
         at += size
     assert frames.between
+
+
+def test_who_sends_crumbs_is_not_followed() -> None:
+    frames = Frames()
+    frames.feed(EMPTY * MAX_FRAMES)
+    assert frames.between
+    frames.feed(EMPTY * (MAX_FRAMES + 1))
+    assert not frames.between
+    frames.feed(SHORT)
+    assert not frames.between
 
 
 def test_nothing_follows_a_close() -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import httptools
 
-from aenv_run.api.proxy.address import Headers
-
 #: Of the head of an answer, of its trailers, and of whatever else is no body.
 MAX_HEAD_BYTES = 256 << 10
 _NO_BODY = frozenset((204, 304))
@@ -121,9 +119,3 @@ class Answer:
         """The end of an answer, interim ones too."""
         if self._whole:
             self.over = True
-
-
-def content_length(headers: Headers) -> int | None:
-    """What the head of a message promises, or None."""
-    found = [value for name, value in headers if name.lower() == b"content-length"]
-    return int(found[0]) if found and found[0].isdigit() else None

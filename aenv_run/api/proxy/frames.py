@@ -5,6 +5,8 @@ from __future__ import annotations
 import struct
 
 GOING_AWAY = 1001
+#: Of one piece of a stream: who sends smaller ones gets no last frame put behind his, for each costs time of all.
+MAX_FRAMES = 4096
 _MAX_REASON_BYTES = 123
 
 
@@ -18,13 +20,13 @@ class Frames:
 
     @property
     def between(self) -> bool:
-        """At the end of a frame, and the server has not said goodbye by itself."""
+        """At the end of a frame, and no goodbye was said before it. Not where that is unknown."""
         return not self._head and not self._left and not self._closing
 
     def feed(self, data: bytes) -> None:
         """The next bytes. Only heads are looked at."""
-        at, end = 0, len(data)
-        while at < end:
+        at, end, frames = 0, len(data), 0
+        while at < end and not self._closing:
             if self._left:
                 step = min(self._left, end - at)
                 self._left -= step
@@ -33,7 +35,8 @@ class Frames:
             self._head.append(data[at])
             at += 1
             if (size := _payload_bytes(self._head)) is not None:
-                self._closing |= self._head[0] & 0x0F == 0x8
+                frames += 1
+                self._closing = self._head[0] & 0x0F == 0x8 or frames > MAX_FRAMES
                 self._left = size
                 self._head.clear()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from typing import ClassVar
@@ -89,6 +90,7 @@ class ProxyingHttp(HttpToolsProtocol):
     head_s: ClassVar[float]
     _first: bytes | None = b""
     _head_bytes: int | None = 0  # of a head that is not whole; None while a body comes
+    _fed = b""  # what the parser has now
     _other_bytes = 0  # since the last piece of a body
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -120,7 +122,9 @@ class ProxyingHttp(HttpToolsProtocol):
             if self._head_timer is None:
                 self._head_timer = self.loop.call_later(self.head_s, self.transport.close)
         self._other_bytes += len(data)
+        self._fed = data
         super().data_received(data)
+        self._fed = b""
         if self.transport.is_closing():
             return
         if self._head_bytes is None and self._other_bytes > MAX_HEAD_BYTES:
@@ -200,7 +204,12 @@ class ProxyingHttp(HttpToolsProtocol):
             status = await tunnel.upgrade(self.proxy, found, asked, client)
             log.info("WEBSOCKET %s port %d %d", found.sandbox_id, found.port, status)
 
-        self._hand_over(serve, b"")
+        self._hand_over(serve, self._behind_head())
+
+    def _behind_head(self) -> bytes:
+        """What came with the head and is none of it: the parser raises where HTTP ends, and tells the place."""
+        raised = sys.exception()
+        return self._fed[raised.args[0] :] if isinstance(raised, httptools.HttpParserUpgrade) else b""
 
     def _stop_timer(self) -> None:
         if self._head_timer is not None:

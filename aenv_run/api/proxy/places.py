@@ -53,17 +53,18 @@ class Door:
 
 @dataclass(frozen=True)
 class Place:
-    """A machine of a sandbox. Another ``endpoint`` or token of the daemon is another machine."""
+    """A machine of a sandbox, of which ``number`` tells it from those that it had before at the same address."""
 
     sandbox_id: SandboxId
     endpoint: Endpoint
     door: Door
+    number: int = 0
     mask_host: str | None = None
 
     @property
-    def machine(self) -> tuple[Endpoint, str | None]:
+    def machine(self) -> tuple[Endpoint, str | None, int]:
         """Equal for one machine only."""
-        return self.endpoint, self.door.access_token
+        return self.endpoint, self.door.access_token, self.number
 
 
 class Places:
@@ -114,6 +115,7 @@ class Places:
             sandbox_id=info.sandbox_id,
             endpoint=Endpoint(info.address.host, info.address.port),
             door=self._door(info),
+            number=info.launches,
             mask_host=info.terms.mask_host,
         )
 

@@ -167,16 +167,16 @@ async def _agreed(found: Admitted, client: Client, connection: Connection, ended
 
 
 async def _head(connection: Connection) -> Answer:
-    """Read exactly up to the end of the head: what follows 101 is no HTTP."""
+    """Read exactly up to the end of the head, so line by line: what follows 101 is no HTTP."""
     answer = Answer(b"GET", upgrade=True)
     while not answer.has_head:
         try:
-            head = await connection.reader.readuntil(b"\n\r\n")
+            line = await connection.reader.readuntil(b"\n")
         except asyncio.IncompleteReadError as error:
             raise NoHttp("the service closed the connection before it answered") from error
         except asyncio.LimitOverrunError as error:
             raise NoHttp("the head of the service's answer is too long") from error
-        answer.feed(head)
+        answer.feed(line)
     return answer
 
 
