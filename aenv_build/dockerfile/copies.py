@@ -13,6 +13,7 @@ from pathlib import Path
 from aenv_build.dockerfile.source import Dockerfile, Instruction
 from aenv_build.planning.ignore import Ignore
 
+_ZSTD = b"\x28\xb5\x2f\xfd"
 _URL = re.compile(r"[a-z][a-z0-9+.-]*://|git@", re.IGNORECASE)
 
 
@@ -47,10 +48,10 @@ class BuildContext:
     def find(self, pattern: str) -> list[Path]:
         """What it matches, in order; never outside of the context, and not what is left out."""
         clean = posixpath.normpath("/" + pattern).lstrip("/")
-        if not re.search(r"[*?\[]", clean):
+        if not re.search(r"[*?\[\\]", clean):
             found = [clean] if clean == "" or os.path.lexists(self.root / clean) else []
         else:
-            found = sorted(glob.glob(clean, root_dir=self.root, include_hidden=True))  # noqa: PTH207
+            found = sorted(glob.glob(_as_glob(clean), root_dir=self.root, include_hidden=True))  # noqa: PTH207
         paths = [self.root / one for one in found]
         inside = [path for path in paths if path.resolve().is_relative_to(self.root)]
         return [path for path in inside if path.exists() and not self._left_out(path)]
@@ -72,9 +73,36 @@ def require_local(file: Dockerfile, one: Instruction, source: str) -> None:
         )
 
 
-def is_archive(path: Path) -> bool:
-    """Whether ADD would unpack it."""
-    return path.is_file() and tarfile.is_tarfile(path)
+def is_archive(file: Dockerfile, one: Instruction, path: Path) -> bool:
+    """Whether ADD would unpack it: a tar with something in it, compressed or not."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as data:
+        if data.read(4) == _ZSTD:
+            raise file.error(
+                one.line,
+                f"{one.keyword} {path.name}: what is compressed with zstd is not unpacked here",
+                fix="COPY it, and unpack it in a RUN; or compress it with gzip",
+            )
+    try:
+        with tarfile.open(path) as tar:
+            return tar.next() is not None
+    except (tarfile.TarError, EOFError, OSError):
+        return False
+
+
+def _as_glob(pattern: str) -> str:
+    """A pattern of Go (path/filepath, Match) as one of Python."""
+
+    def one(found: re.Match[str]) -> str:
+        if found[1]:  # an escaped sign
+            return f"[{found[1]}]" if found[1] in "*?[" else found[1]
+        inside = re.sub(r"\\(.)", r"\1", found[3])
+        if found[2]:
+            return f"[!{inside}]"
+        return f"[{inside[1:]}!]" if inside.startswith("!") else f"[{inside}]"
+
+    return re.sub(r"\\(.)|\[(\^?)((?:\\.|[^\]\\])+)\]", one, pattern)
 
 
 def target_of(dest: str, workdir: str | None) -> str | None:

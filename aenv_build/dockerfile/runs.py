@@ -13,6 +13,7 @@ from aenv_build.dockerfile.words import json_list, split_flags
 _AS_A_FILE = 'f=$(mktemp) && printf %s "$1" >"$f" && chmod 0700 "$f" && "$f"; code=$?; rm -f "$f"; exit "$code"'
 _SECRET = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}$")
 _CACHE_ID = re.compile(r"[a-z0-9]([a-z0-9_.-]{0,62}[a-z0-9])?$")
+_OWNER = {"uid", "gid", "mode"}
 _NO_MOUNT = {
     "bind": "COPY what it needs, and remove it at the end of the same stage or copy on from there",
     "tmpfs": "a step's memory file systems are not kept; use /dev/shm, or leave it out",
@@ -70,6 +71,12 @@ def _document(heredoc: Heredoc) -> str:
     return f"{heredoc.content}{heredoc.name}"
 
 
+def _known(file: Dockerfile, one: Instruction, options: dict[str, str], kind: str, known: set[str]) -> None:
+    for name in options:
+        if name not in known:
+            raise file.error(one.line, f"RUN: a mount of the type {kind} has no option {name!r}")
+
+
 def _mount(
     file: Dockerfile,
     one: Instruction,
@@ -79,7 +86,7 @@ def _mount(
     secrets: list[str],
     warnings: list[str],
 ) -> None:
-    options = dict(option.partition("=")[::2] for option in text.split(","))
+    options = dict(option.strip().partition("=")[::2] for option in text.split(","))
     kind = options.pop("type", "bind")
     target = next((options.pop(key) for key in ("target", "dst", "destination") if key in options), "")
     if kind in _NO_MOUNT:
@@ -87,6 +94,9 @@ def _mount(
             one.line, f"RUN: a mount of the type {kind} is not something that a step has", fix=_NO_MOUNT[kind]
         )
     if kind == "cache":
+        _known(
+            file, one, options, kind, {"id", "sharing", "from", "source", "src", *_OWNER, "ro", "readonly", "rw"}
+        )
         if "from" in options or "source" in options or "src" in options:
             raise file.error(
                 one.line, "RUN: a cache that begins with files of a stage is not something that a step has"
@@ -98,9 +108,16 @@ def _mount(
         if (id := options.get("id")) is not None and not _CACHE_ID.match(id):
             id = re.sub(r"[^a-z0-9]+", "-", id.lower()).strip("-") or None
         caches.append((posixpath.normpath(posixpath.join(workdir or "/", target)), id))
-        if ignored := sorted({"uid", "gid", "mode", "ro", "readonly"} & options.keys()):
+        if ignored := sorted({*_OWNER, "ro", "readonly"} & options.keys()):
             warnings.append(f"a cache's {', '.join(ignored)} is not used: it belongs to the step's user")
+        if "sharing" in options:
+            warnings.append("a cache's sharing is not used: each build has its own copy, and the last one's stays")
     elif kind == "secret":
+        _known(file, one, options, kind, {"id", "env", "required", *_OWNER})
+        if ignored := sorted(_OWNER & options.keys()):
+            warnings.append(f"a secret's {', '.join(ignored)} is not used: the step's user reads it")
+        if options.get("required", "true").lower() in ("false", "0"):
+            warnings.append("a secret's required=false is not used: one that is not given is an error")
         id = options.get("id") or posixpath.basename(target)
         if not _SECRET.match(id):
             raise file.error(

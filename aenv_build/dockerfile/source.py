@@ -115,8 +115,8 @@ class _Reader:
             if parts and (not line.strip() or line.lstrip().startswith("#")):
                 continue
             stripped = line.rstrip(" \t")
-            if not stripped.endswith(self._escape):
-                parts.append(line)
+            if not stripped.endswith(self._escape) or stripped.endswith(self._escape * 2):
+                parts.append(line)  # two of them end the line, as they do for Docker
                 break
             parts.append(stripped[:-1])
         return "".join(parts)

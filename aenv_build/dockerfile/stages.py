@@ -64,6 +64,15 @@ class Stages:
                 return stage
         return None
 
+    def undeclared(self) -> list[str]:
+        """A warning for each value that was given and that no ARG asks for."""
+        asked: set[str] = set()
+        for one in self.file.instructions:
+            if one.keyword == "ARG":
+                asked |= {name for name, _ in arguments_of(self.file, one)}
+        name = self.file.file
+        return [f"{name}: --build-arg {each}: no ARG has that name" for each in self.given if each not in asked]
+
     def _lookup(self, name: str) -> str | None:
         if name in self.global_arguments:
             return self.global_arguments[name]

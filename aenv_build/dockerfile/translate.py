@@ -65,6 +65,7 @@ class _State:
     entrypoint: tuple[str, ...] = ()
     entrypoint_is_list: bool = True
     command: tuple[str, ...] = ()
+    command_is_own: bool = False  # of this stage, not of the one before
     labels: dict[str, str] = field(default_factory=dict)
     ports: list[str] = field(default_factory=list)
 
@@ -83,8 +84,8 @@ class _State:
     def child(self) -> _State:
         """As a stage that begins from this one finds it."""
         return _State(
-            self.root, self.tip, dict(self.env), set(self.unknown), {}, self.workdir, set(self.made), SHELL,
-            self.entrypoint, self.entrypoint_is_list, self.command, dict(self.labels), list(self.ports),
+            self.root, self.tip, dict(self.env), set(self.unknown), {}, self.workdir, set(self.made), self.shell,
+            self.entrypoint, self.entrypoint_is_list, self.command, False, dict(self.labels), list(self.ports),
         )  # fmt: skip
 
 
@@ -116,6 +117,7 @@ class _Translator:
         if target is None:
             raise InvalidInput(f"the Dockerfile has no stage {self._options.target!r}")
         self._root = self._root_image(target)
+        self._warnings += self._stages.undeclared()
         self._translate(target)
         state = self._states[target.number]
         self._start(state, target)
@@ -340,7 +342,7 @@ class _Translator:
                 )
             for path in found:
                 shown = self._context.shown(path)
-                if one.keyword == "ADD" and is_archive(path):
+                if one.keyword == "ADD" and is_archive(self._file, one, path):
                     folder = to.rstrip("/") or "/"
                     self._step(one, {"copy": {"from": shown, "to": folder, "unpack": True, **common}})
                 else:
@@ -433,11 +435,13 @@ class _Translator:
 
     def _cmd(self, one: Instruction) -> None:
         self._state.command = command_words(one.text, self._state.shell)
+        self._state.command_is_own = True
 
     def _entrypoint(self, one: Instruction) -> None:
         self._state.entrypoint = command_words(one.text, self._state.shell)
         self._state.entrypoint_is_list = json_list(one.text) is not None
-        self._state.command = ()
+        if not self._state.command_is_own:
+            self._state.command = ()
 
     def _expose(self, one: Instruction) -> None:
         ports = [self._text(one, word) for word in raw_words(one.text, self._file.escape)]

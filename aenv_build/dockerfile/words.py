@@ -48,12 +48,12 @@ def split_flags(text: str) -> tuple[list[tuple[str, str]], str]:
     """``--name=value`` at the start, and the rest."""
     flags = []
     while text.startswith("--"):
-        word, _, rest = text.partition(" ")
+        word, *rest = text.split(None, 1)
         found = _FLAG.match(word)
         if found is None:
             break
         flags.append((found[1], found[2] if found[2] is not None else ""))
-        text = rest.lstrip()
+        text = rest[0] if rest else ""
     return flags, text
 
 
@@ -74,10 +74,10 @@ def pairs(text: str, escape: str) -> list[tuple[str, str]]:
     if not words:
         raise ValueError("a name and a value are missing")
     if "=" not in words[0]:
-        name, _, value = text.partition(" ")
-        if not value.strip():
-            raise ValueError(f"{name!r} has no value")
-        return [(name, value.strip())]
+        old = text.split(None, 1)
+        if len(old) < 2:
+            raise ValueError(f"{old[0]!r} has no value")
+        return [(old[0], old[1].strip())]
     found = []
     for word in words:
         name, equals, value = word.partition("=")

@@ -30,6 +30,10 @@ def context(tmp_path: Path) -> Path:
         path.write_text(name)
     with tarfile.open(tmp_path / "files.tar.gz", "w:gz") as tar:
         tar.addfile(tarfile.TarInfo("x"), io.BytesIO())
+    (tmp_path / "zeros").write_bytes(bytes(4096))
+    tarfile.open(tmp_path / "empty.tar", "w").close()
+    (tmp_path / "small.tar.zst").write_bytes(b"\x28\xb5\x2f\xfd\x00")
+    (tmp_path / "[x]").write_text("x")
     (tmp_path / "outside").symlink_to("/etc/passwd")
     return tmp_path
 
@@ -62,6 +66,16 @@ TABLE: Mapping[str, tuple[str, list[object]]] = {
     "run a list": ('RUN ["make", "all"]', [run("make", "all")]),
     "what is no list is for the shell": ('RUN [ -f x ]', [run(*SH, "[ -f x ]")]),
     "continued, with a comment between": ("RUN a \\\n# why\n\n  b \\  \n  && c", [run(*SH, "a   b   && c")]),
+    "two escapes end a line": ("RUN a \\\\\nRUN b \\\\ \\\n c", [run(*SH, "a \\\\"), run(*SH, "b \\\\  c")]),
+    "an old env with a tab": ("ENV A\tb  c", [{"env": {"A": "b  c"}}]),
+    "text that is a template to us, with a carriage return": ("RUN echo '{{a\rb'", [run(*SH, "echo '{{a\rb'")]),
+    "add of what is no archive": (
+        "ADD zeros empty.tar /srv/", [{"copy": {"from": ["zeros", "empty.tar"], "to": "/srv/", "user": "root"}}],
+    ),
+    "copy by Go's patterns": (
+        "COPY [^ab].* [[]x] [!c].md /srv/",
+        [{"copy": {"from": ["c.md", "[x]", "c.md"], "to": "/srv/", "user": "root"}}],
+    ),
     "another escape": ("RUN a `\n b", [run(*SH, "a  b")]),
     "a document is the script": ("RUN <<EOF\nset -e\necho $X\nEOF", [run(*SH, "set -e\necho $X\n")]),
     "a document for a program": (
@@ -227,6 +241,21 @@ def test_what_a_container_would_run_is_started_and_noted(context: Path) -> None:
     assert shell.recipe["steps"][0]["start"] == {"command": [*SH, "top -b"]}  # type: ignore[index]
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('FROM x\nCMD ["a"]\nENTRYPOINT ["e"]\n', ["e", "a"]),
+        ('FROM x AS b\nCMD ["a"]\nFROM b\nENTRYPOINT ["e"]\n', ["e"]),
+        ('FROM x AS b\nENTRYPOINT ["e"]\nFROM b\nCMD ["a"]\n', ["e", "a"]),
+        ('FROM x AS b\nSHELL ["/bin/ash", "-c"]\nFROM b\nCMD a\n', ["/bin/ash", "-c", "a"]),
+    ],
+)
+def test_what_stages_leave_to_each_other(context: Path, text: str, words: list[str]) -> None:
+    place = BuildContext.of(context, context / "Dockerfile", context, read(text.encode(), "D"))
+    recipe = translate(read(text.encode(), "D"), place, Options(name="made")).recipe
+    assert recipe["steps"][-1]["start"]["command"] == words  # type: ignore[index]
+
+
 def test_rules_of_dockerignore_count(context: Path) -> None:
     (context / ".dockerignore").write_text("*.md\n**/*.pyc\n")
     found = translated(context, FROM + "COPY app /app\n")
@@ -238,6 +267,16 @@ def test_rules_of_dockerignore_count(context: Path) -> None:
 def test_what_has_no_effect_is_said(context: Path) -> None:
     found = translated(context, FROM + "VOLUME /x\nHEALTHCHECK CMD true\n")
     assert [warning.split(":")[1] for warning in found.warnings] == ["2", "3"]
+    mounts = (
+        "ARG KNOWN\nRUN --mount=type=secret,id=T,mode=0400,required=false "
+        "--mount=type=cache,target=/c,sharing=locked,uid=1 x\n"
+    )
+    found = translated(context, FROM + mounts, arguments={"KNOWN": "1", "OTHER": "2"})
+    first, *others = found.warnings
+    assert first == "Dockerfile: --build-arg OTHER: no ARG has that name"
+    assert [one.rpartition(" is not used")[0].rpartition(": ")[2] for one in others] == [
+        "a secret's mode", "a secret's required=false", "a cache's uid", "a cache's sharing",
+    ]  # fmt: skip
 
 
 REFUSED = {
@@ -248,6 +287,9 @@ REFUSED = {
     FROM + "RUN --mount=target=/x make": (2, "a mount of the type bind"),
     FROM + "RUN --mount=type=ssh make": (2, "a mount of the type ssh"),
     FROM + "RUN --mount=type=secret,id=a-b make": (2, "'a-b' is not a secret's name"),
+    FROM + "RUN --mount=type=secret,id=T,colour=red make": (2, "type secret has no option 'colour'"),
+    FROM + "RUN --mount=type=cache,target=/c,colour=red make": (2, "type cache has no option 'colour'"),
+    FROM + "ADD small.tar.zst /x": (2, "compressed with zstd is not unpacked here"),
     FROM + "RUN --network=none make": (2, "--network=none"),
     FROM + "COPY nothing /x": (2, "nothing in the context is called nothing"),
     FROM + "COPY ../../etc/passwd /x": (2, "nothing in the context is called"),
