@@ -39,6 +39,8 @@ Sink = Callable[[bytes], None]
 
 #: How long after a command's own limit the daemon may take to say that it killed it.
 KILL_GRACE_S = 10.0
+#: For the daemon to name a process whose start was given up, so that it can be killed.
+TAKE_BACK_S = 5.0
 #: A clock that may be further behind than this is set again.
 CLOCK_SLACK_S, CLOCK_TRIES = 0.2, 5
 MAX_FILE_BYTES = 1 << 30
@@ -296,20 +298,49 @@ class Guest(Wire):
         # Keepalives come every 20 s, so a silence of a minute and more means that the machine is gone.
         timeout = httpx.Timeout(10.0, read=CALL_TIMEOUT_S + KILL_GRACE_S)
         url = f"/process.Process/{method}"
-        content = envelope(request)
+        asked = self._http.build_request("POST", url, content=envelope(request), headers=headers, timeout=timeout)
         try:
             with transport_faults(method):
-                async with self._http.stream(
-                    "POST", url, content=content, headers=headers, timeout=timeout
-                ) as response:
-                    await raise_for_error(response)
-                    yield await Process.begin(response, self, pty=pty)
+                opening = asyncio.create_task(self._open(asked, pty=pty))
+                try:
+                    response, process = await asyncio.shield(opening)
+                except asyncio.CancelledError:
+                    await _take_back(opening, kill=method == "Start")
+                    raise
+                try:
+                    yield process
+                finally:
+                    await response.aclose()
         except CommandTimeout as error:
             limit = f"{timeout_s:g} s" if timeout_s is not None else "its limit"
             raise CommandTimeout(
                 f"the command ran past {limit} and was killed with its process group",
                 fix="raise the timeout, or run it in the background",
             ) from error
+
+    async def _open(self, asked: httpx.Request, *, pty: bool) -> tuple[httpx.Response, Process]:
+        response = await self._http.send(asked, stream=True)
+        try:
+            await raise_for_error(response)
+            return response, await Process.begin(response, self, pty=pty)
+        except BaseException:
+            await response.aclose()
+            raise
+
+
+async def _take_back(opening: asyncio.Task[tuple[httpx.Response, Process]], *, kill: bool) -> None:
+    """Whoever asked gave up before he knew the process: one that was started would run on, known to nobody."""
+    try:
+        async with asyncio.timeout(TAKE_BACK_S if kill else 0):
+            response, process = await asyncio.shield(opening)
+            await response.aclose()
+            if kill:
+                await process.kill()
+    except (AenvError, httpx.HTTPError, TimeoutError):
+        pass  # it was not started, or the machine does not answer
+    finally:
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
 
 
 def _file_params(path: str, user: str | None) -> dict[str, str]:

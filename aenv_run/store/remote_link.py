@@ -110,6 +110,10 @@ class StoreLink:
                 f"{doing}: {self.place} cannot be reached: {error or type(error).__name__}",
                 fix="look whether `aenv serve` runs there",
             ) from error
+        except httpx.PoolTimeout as error:
+            raise _NotReached(
+                f"{doing}: all {MAX_CONNECTIONS} connections to {self.place} are in use", fix="do less at once"
+            ) from error
         except httpx.TransportError as error:
             raise _BrokeOff(
                 f"{doing}: {self.place} went away while it answered ({error or type(error).__name__})",

@@ -103,6 +103,7 @@ class Unframer:
         self._digest = hashlib.sha256()
         self.size_bytes = 0
         self._left = 0
+        self._tail = False  # a piece without data came: only the end may follow
         self.complete = False
 
     def take(self, data: bytes) -> None:
@@ -131,6 +132,9 @@ class Unframer:
         del self._buffer[: HEAD.size]
         self.size_bytes += hole
         self._left = length
+        if self._tail:
+            raise ProtocolError("a piece of the file has no data, and is not its last")
+        self._tail = length == 0
         if self.size_bytes + length > self._limit_bytes or length > PIECE_BYTES:
             raise ProtocolError(f"the file is larger than {self._limit_bytes} bytes, or a piece of it too large")
         return True

@@ -285,6 +285,13 @@ def test_frames_give_the_same_file_in_whatever_pieces_they_come(
     assert unframer.complete and unframer.size_bytes == len(content) and bytes(got) == content
 
 
+def test_pieces_of_nothing_do_not_go_on() -> None:
+    unframer = Unframer(lambda offset, data: None, 99)
+    unframer.take(bytes(16))
+    with pytest.raises(ProtocolError, match="has no data"):
+        unframer.take(bytes(16))
+
+
 def test_a_file_over_the_limit_is_refused_at_its_head() -> None:
     sent = next(frames(io.BytesIO(b"x" * 100), lambda size: None))
     with pytest.raises(ProtocolError, match="larger"):
