@@ -28,7 +28,14 @@ _RECIPE = (
     ),
 )
 _PLACE = (
-    click.option("--driver", default="auto", show_default=True, help="auto, qemu, gvisor or firecracker."),
+    click.option(
+        "--driver",
+        default="auto",
+        envvar="AENV_DRIVER",
+        show_default=True,
+        show_envvar=True,
+        help="auto, qemu, gvisor or firecracker.",
+    ),
     click.option("--repository", metavar="URL", help="Where snapshots are committed. Default: the home's."),
     click.option("--home", "home_path", type=click.Path(path_type=Path), help="Default: $AENV_HOME."),
 )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -57,6 +58,14 @@ def test_wrong_words_and_what_does_not_exist(tmp_path: Path) -> None:
     assert code_of_command(write(tmp_path, STEPS + "step: []\n"), home=home) == 64
     argv = [sys.executable, "-m", "aenv_build.cli", str(recipe), "--no-such-option"]
     assert subprocess.run(argv, cwd=ROOT, capture_output=True, check=False).returncode == 64
+
+
+def test_the_variable_of_the_node_chooses_the_engine_of_a_build_too(tmp_path: Path) -> None:
+    recipe = write(tmp_path, HEAD.replace("snapshot: tiny", "empty: true"))
+    argv = [sys.executable, "-m", "aenv_build.cli", str(recipe), "--home", str(tmp_path / "home")]
+    environment = {**os.environ, "AENV_DRIVER": "nothing"}
+    ended = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, check=False, text=True)
+    assert ended.returncode == 64 and "no driver is called 'nothing'" in ended.stderr
 
 
 async def test_built_and_failed(site: Site, tmp_path: Path) -> None:
