@@ -60,24 +60,17 @@ async def _examine(home: Home, probed: Home, driver: str) -> Report:
     )
     programs = tuple(_check_program(*program) for program in PROGRAMS)
     checks = tuple(await asyncio.to_thread(lambda: [_check_home(home), _check_repository(home)]))
+    chosen: str | None = None
     try:
         selected = await select(driver, probed)
+        chosen, why, fix = selected.probe.driver.value, selected.why, ""
     except AenvError as error:
-        return Report(
-            home=str(home.root),
-            chosen=None,
-            why=error.message,
-            fix=error.fix,
-            drivers=drivers,
-            checks=checks,
-            network=network,
-            programs=programs,
-        )
-    chosen = selected.probe.driver.value
+        why, fix = error.message, error.fix
     return Report(
         home=str(home.root),
         chosen=chosen,
-        why=selected.why,
+        why=why,
+        fix=fix,
         drivers=drivers,
         checks=checks,
         network=network,
