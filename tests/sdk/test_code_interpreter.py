@@ -96,6 +96,7 @@ def test_what_a_cell_shows(client: httpx.Client) -> None:
     assert shown["result"] == {"type": "result", "is_main_result": True, "text": "text"}
     assert result(client, "kept + 2")["text"] == "42"
     assert result(client, "{'a': [1, None]}")["json"] == {"a": [1, None]}
+    assert result(client, "[float('nan'), -float('inf'), 1]")["json"] == [None, None, 1]
     assert result(client, "{'a': {1}}").keys() == {"type", "is_main_result", "text"}
 
 
@@ -115,6 +116,15 @@ def test_an_error_is_one(client: httpx.Client) -> None:
     assert "return 1 / 0" in str(line["traceback"]) and "\x1b" not in str(line["traceback"])
     _, line = run(client, "input()")
     assert line["name"] == "StdinNotImplementedError"
+
+
+def test_what_is_no_text_stalls_nothing(client: httpx.Client, context: str) -> None:
+    lines = run(client, "print('a\\ud800'); '\\udfff'", context_id=context)
+    assert [line["text"] for line in lines[1:]] == ["a\ud800\n", "\\udfff"]
+    assert result(client, "6 * 7", context_id=context)["text"] == "42"
+    odd = b'{"code": "\'\\ud800\'"}'
+    answer = client.post("/execute", content=odd, headers={"Content-Type": "application/json"})
+    assert answer.status_code == 400 and "surrogate" in answer.text
 
 
 def test_variables_hold_for_one_cell(client: httpx.Client) -> None:
@@ -176,6 +186,9 @@ def test_a_context_is_restarted_while_its_cell_runs(client: httpx.Client, contex
         ("/execute", {"code": "1", "context_id": "a"}, 404, "Context a not found"),
         ("/execute", {"code": 1}, 400, "code must be text"),
         ("/execute", {"code": "1", "env_vars": {"A": 1}}, 400, "env_vars"),
+        ("/execute", {"code": "1", "env_vars": {"A=B": "1"}}, 400, "env_vars"),
+        ("/execute", {"code": "1", "env_vars": {"": "1"}}, 400, "env_vars"),
+        ("/execute", {"code": "1", "env_vars": {"A": "x\0y"}}, 400, "env_vars"),
         ("/execute", [], 400, "object"),
         ("/contexts", {"cwd": "missing"}, 400, "is no directory"),
         ("/contexts", {"language": "cobol"}, 400, "no kernel for 'cobol'"),

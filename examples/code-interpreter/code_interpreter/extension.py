@@ -55,8 +55,9 @@ class PlainJsonFormatter(JSONFormatter):
     def __call__(self, value: object) -> object:
         if isinstance(value, list | dict):
             try:
-                # As a client will read it.
-                return json.loads(json.dumps(value, default=_plain)), {"expanded": True}
+                # As a client will read it: JSON has no NaN.
+                text = json.dumps(value, default=_plain)
+                return json.loads(text, parse_constant=lambda _: None), {"expanded": True}
             except (TypeError, ValueError, RecursionError):
                 return None
         return super().__call__(value)

@@ -26,6 +26,7 @@ PYTHON = (
     "--HistoryManager.enabled=False",
     "--InteractiveShell.colors=NoColor",
     "--IPKernelApp.extensions=code_interpreter.extension",
+    "--Session.packer=code_interpreter.packing.pack",
 )
 
 

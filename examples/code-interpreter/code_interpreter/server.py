@@ -73,8 +73,10 @@ async def execute(request: web.Request) -> web.StreamResponse:
     code, variables = body.get("code"), body.get("env_vars") or {}
     if not isinstance(code, str):
         raise BadRequest("code must be text")
-    if not isinstance(variables, dict) or not all(isinstance(value, str) for value in variables.values()):
-        raise BadRequest("env_vars must map names to texts")
+    if not is_text(code):
+        raise BadRequest("code has half of a surrogate pair, which is no text")
+    if not isinstance(variables, dict) or not all(map(is_variable, variables.items())):
+        raise BadRequest("env_vars must map names to texts, as the environment of a process can hold them")
     context_id, language = text(body, "context_id"), text(body, "language")
     if context_id and language:
         raise BadRequest("Only one of context_id or language can be provided")
@@ -88,6 +90,27 @@ async def execute(request: web.Request) -> web.StreamResponse:
         async with aclosing(kernel.execute(code, sandbox_variables, variables)) as lines:
             await send(request, response, lines)
     return response
+
+
+def is_variable(pair: tuple[str, object]) -> bool:
+    """Whether a process can have it in its environment."""
+    name, value = pair
+    return (
+        isinstance(value, str)
+        and bool(name)
+        and not set("=\0") & set(name)
+        and "\0" not in value
+        and is_text(name + value)
+    )
+
+
+def is_text(value: str) -> bool:
+    """JSON may escape half of a surrogate pair, which UTF-8 does not have."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 async def send(request: web.Request, response: web.StreamResponse, lines: AsyncIterator[object]) -> None:
