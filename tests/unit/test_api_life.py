@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from aenv_run.lifecycle import State
+from aenv_run.version import VERSION
 from tests.unit.api_site import ApiSite, api_site, refused
 from tests.unit.node_site import Site
 
@@ -141,8 +142,14 @@ async def test_children_count_once_while_they_are_started(site: Site) -> None:
         refused(await api.http.post("/v2/sandboxes", json={"templateID": "tiny"}), 429)
         site.engine.boot_gate.set()
         assert await forking == 201 and (await fourth)["sandboxID"]
+        ours = {"Aenv-Version": VERSION}
+        await api.http.delete(f"/sandboxes/{fourth.result()['sandboxID']}")
+        by_command = await api.http.post(
+            f"/aenv/v1/node/sandboxes/{parent['sandboxID']}/fork", json={"count": 1}, headers=ours
+        )
+        assert by_command.status_code == 201, by_command.text
         calls = [info.terms.request for info in await api.server.node.list()]
-        assert len(calls) == len(set(calls)) == 4
+        assert len(calls) == len(set(calls)) == 4 and all(calls)
 
 
 async def test_one_that_is_killed_while_it_is_started_is_no_unknown_template(api: ApiSite) -> None:

@@ -97,8 +97,10 @@ async def _admitted(server: Server, path: str, body: bytes, stack: AsyncExitStac
             terms = create.terms.model_copy(update={"request": name})
             return create.model_copy(update={"terms": terms}).model_dump_json().encode()
         if path.endswith("/fork"):
-            await stack.enter_async_context(server.admission.admit(ForkRequest.model_validate_json(body).count))
-        elif path.endswith("/resume"):
+            fork = ForkRequest.model_validate_json(body)
+            name = await stack.enter_async_context(server.admission.admit(fork.count))
+            return fork.model_copy(update={"request": name}).model_dump_json().encode()
+        if path.endswith("/resume"):
             await stack.enter_async_context(server.admission.admit(request=path.split("/")[2]))
     except ValidationError as error:
         first = error.errors()[0]
