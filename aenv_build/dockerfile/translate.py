@@ -13,14 +13,14 @@ from aenv_build.dockerfile.copies import BuildContext, is_archive, require_local
 from aenv_build.dockerfile.runs import command_words, run_command
 from aenv_build.dockerfile.source import Dockerfile, Instruction, heredoc_marks, raw_words
 from aenv_build.dockerfile.stages import PLATFORM, Stage, Stages, arguments_of
+from aenv_build.dockerfile.state import State
 from aenv_build.dockerfile.words import expanded, json_list, pairs, split_flags
-from aenv_build.language.expansion import Part, Unknown, literal, render
+from aenv_build.language.expansion import Part, literal, render
 from aenv_build.language.image_reference import parse_image
 from aenv_run.errors import InvalidInput
 from aenv_run.hooks import USER_PATTERN
 from aenv_run.snapshot import OWN_LABELS
 
-SHELL = ("/bin/sh", "-c")
 #: As AgentENV and the E2B SDK wait for what a Dockerfile starts, where nobody says better.
 DEFAULT_READY = "sleep 20"
 
@@ -50,45 +50,6 @@ class Translation:
     warnings: tuple[str, ...]
 
 
-@dataclass
-class _State:
-    """What holds after an instruction of a stage. A variable whose value is the image's own is not in ``env``."""
-
-    root: str
-    tip: str | None
-    env: dict[str, str | None] = field(default_factory=dict)
-    unknown: set[str] = field(default_factory=set)
-    arguments: dict[str, str | None] = field(default_factory=dict)
-    workdir: str | None = None
-    made: set[str] = field(default_factory=set)
-    shell: tuple[str, ...] = SHELL
-    entrypoint: tuple[str, ...] = ()
-    entrypoint_is_list: bool = True
-    command: tuple[str, ...] = ()
-    command_is_own: bool = False  # of this stage, not of the one before
-    labels: dict[str, str] = field(default_factory=dict)
-    ports: list[str] = field(default_factory=list)
-
-    def lookup(self, name: str) -> str | None:
-        """``Unknown`` for what the image may have set."""
-        if name in self.unknown:
-            raise Unknown
-        if name in self.env:
-            return self.env[name]
-        if name in self.arguments:
-            return self.arguments[name]
-        if self.root == "scratch":
-            return None
-        raise Unknown
-
-    def child(self) -> _State:
-        """As a stage that begins from this one finds it."""
-        return _State(
-            self.root, self.tip, dict(self.env), set(self.unknown), {}, self.workdir, set(self.made), self.shell,
-            self.entrypoint, self.entrypoint_is_list, self.command, False, dict(self.labels), list(self.ports),
-        )  # fmt: skip
-
-
 def translate(file: Dockerfile, context: BuildContext, options: Options) -> Translation:
     """The recipe of the target stage; of other stages only what it needs."""
     return _Translator(file, context, options).all()
@@ -100,14 +61,14 @@ class _Translator:
         self._context = context
         self._options = options
         self._stages = Stages.of(file, options.arguments)
-        self._states: dict[int, _State] = {}
+        self._states: dict[int, State] = {}
         self._steps: list[Step] = []
         self._ids: set[str] = set()
         self._bases: dict[str, str] = {}
         self._warnings: list[str] = []
         self._secrets: list[str] = []
         self._needs: list[str] | None = None
-        self._state = _State("", None)
+        self._state = State("", None)
         self._root = ""
 
     def all(self) -> Translation:
@@ -134,7 +95,7 @@ class _Translator:
         recipe |= {"steps": self._steps} if self._steps else {}
         return Translation({**recipe, "outputs": [self._output(state)]}, tuple(self._warnings))
 
-    def _output(self, state: _State) -> dict[str, object]:
+    def _output(self, state: State) -> dict[str, object]:
         labels = dict(state.labels)
         for name, words in (("entrypoint", state.entrypoint), ("cmd", state.command)):
             if words:
@@ -176,11 +137,11 @@ class _Translator:
         found = [self._stages.find(name) for name in names]
         return [each for each in found if each is not None and each.number < stage.number]
 
-    def _fresh(self, stage: Stage) -> _State:
+    def _fresh(self, stage: Stage) -> State:
         workdir = "/" if stage.image == "scratch" else None
         if stage.image == self._root:
-            return _State(stage.image, None, workdir=workdir)
-        return _State(stage.image, self._base_step(stage.image, stage.line), workdir=workdir)
+            return State(stage.image, None, workdir=workdir)
+        return State(stage.image, self._base_step(stage.image, stage.line), workdir=workdir)
 
     def _base_step(self, image: str, line: int) -> str:
         """The step that is that image."""
@@ -464,7 +425,7 @@ class _Translator:
             one.line, "ONBUILD is for images, and a recipe makes none", fix="write the instruction itself"
         )
 
-    def _start(self, state: _State, target: Stage) -> None:
+    def _start(self, state: State, target: Stage) -> None:
         """What a container would run, left running in the memory of the snapshot."""
         command = state.command if state.entrypoint_is_list else ()
         words = [*state.entrypoint, *command]
