@@ -16,7 +16,7 @@ from aenv_run.api.openapi import describe
 from aenv_run.api.proxy import ports
 from aenv_run.api.proxy.proxy import ProxyMiddleware
 from aenv_run.api.requests import Observe
-from aenv_run.api.sandboxes import cold, create, fork, life, network, one, snapshots, watch
+from aenv_run.api.sandboxes import cold, create, fork, life, network, one, sampling, snapshots, watch
 from aenv_run.api.sandboxes import list as listing
 from aenv_run.api.server import Server, open_server
 from aenv_run.api.settings import Settings
@@ -51,6 +51,7 @@ ROUTERS: tuple[APIRouter, ...] = (
 LIFESPANS: tuple[Callable[[Server], AbstractAsyncContextManager[None]], ...] = (
     proxy_lifespan,
     lifespan.builds,
+    sampling.sampling,
 )
 
 _key = APIKeyHeader(

@@ -15,6 +15,7 @@ from aenv_run.api.idempotency import Outcomes
 from aenv_run.api.keys import Keys, open_keys
 from aenv_run.api.metrics import Metrics
 from aenv_run.api.proxy.proxy import Proxy, open_proxy
+from aenv_run.api.sandboxes.samples import Samples
 from aenv_run.api.settings import Settings
 from aenv_run.api.templates.files import Archives
 from aenv_run.api.templates.records import Records
@@ -49,6 +50,7 @@ class Server:
     builds: Builds
     archives: Archives
     guests: Guests = _guest
+    samples: Samples = field(default_factory=Samples)
     _opened: dict[str, Catalog] = field(default_factory=dict)
 
     async def catalog(self) -> Catalog:

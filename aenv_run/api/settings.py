@@ -55,6 +55,9 @@ class Settings(Model):
     template_memory_snapshot: bool = Field(True, description="templates are launched from memory, in milliseconds")
     max_upload_bytes: int = Field(4 << 30, ge=1 << 20, description="of one archive of a build")
     max_uploads_bytes: int = Field(20 << 30, ge=1 << 20, description="of all that are kept")
+    metrics_every_s: float = Field(
+        0, ge=0, le=3600, description="ask all sandboxes what they use, and keep it for an hour; 0: never"
+    )
     log_format: Literal["text", "json"] = "text"
 
     @field_validator("domains")

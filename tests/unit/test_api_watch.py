@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
+from aenv_run.api.sandboxes.samples import KEPT_S, Samples
+from aenv_run.api.sandboxes.sampling import sampling, take_samples
 from aenv_run.api.sandboxes.snapshots import delete_snapshot
+from aenv_run.api.wire.watch import SandboxMetric
+from aenv_run.guest import GuestMetrics
 from aenv_run.sandbox_log import MAX_LOG_BYTES, SandboxLog
 from tests.unit.api_site import ApiSite, api_site, refused
 from tests.unit.node_site import Site
@@ -130,6 +135,41 @@ async def test_metrics_are_what_the_guest_says_now(api: ApiSite) -> None:
     assert set(several["sandboxes"]) == {made["sandboxID"]}
     refused(await api.http.get("/sandboxes/metrics"), 400)
     refused(await api.http.get("/sandboxes/metrics", params={"sandbox_ids": ",".join(map(str, range(101)))}), 400)
+
+
+async def test_what_was_noted_of_sandboxes_is_told_until_they_are_gone(api: ApiSite) -> None:
+    made, paused = await api.create(), await api.create()
+    for _ in range(2):
+        await take_samples(api.server)
+    await api.http.post(f"/sandboxes/{paused['sandboxID']}/pause")
+    await take_samples(api.server)
+    url, other = (f"/sandboxes/{one['sandboxID']}/metrics" for one in (made, paused))
+    found = (await api.http.get(url)).json()
+    assert len(found) == 4 and {one["memUsed"] for one in found} == {7}
+    assert [one["timestampUnix"] for one in found] == sorted(one["timestampUnix"] for one in found)
+    assert len((await api.http.get(other)).json()) == 2
+    now = int(time.time())
+    assert len((await api.http.get(other, params={"start": now - 60, "end": now + 60})).json()) == 2
+    assert (await api.http.get(other, params={"end": now - 60})).json() == []
+    await api.http.delete(f"/sandboxes/{paused['sandboxID']}")
+    await take_samples(api.server)
+    assert api.server.samples.between(str(paused["sandboxID"]), None, None) == []
+
+
+def test_values_are_kept_for_an_hour() -> None:
+    samples, guest = Samples(), GuestMetrics()
+    for at_s in (0, 10, KEPT_S + 5):
+        samples.add("s", SandboxMetric.of(guest, 1, at_s))
+    assert [one.timestamp_unix for one in samples.between("s", None, None)] == [10, KEPT_S + 5]
+    assert [one.timestamp_unix for one in samples.between("s", 0, 10)] == [10]
+
+
+async def test_it_is_noted_as_often_as_the_settings_say(site: Site) -> None:
+    async with api_site(site, metrics_every_s=0.01) as api, sampling(api.server):
+        made = await api.create()
+        async with asyncio.timeout(60):
+            while len(api.server.samples.between(str(made["sandboxID"]), None, None)) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_a_log_says_what_happened(api: ApiSite) -> None:

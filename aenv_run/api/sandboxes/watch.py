@@ -64,12 +64,16 @@ async def metrics_of_several(
 async def metrics(
     info: Found, serving: Serving, start: Seconds = None, end: Seconds = None
 ) -> list[SandboxMetric]:
-    """What it uses now, if now is between ``start`` and ``end``: past values are not kept. Paused: none."""
+    """What it used between ``start`` and ``end``, as far as that was noted, and what it uses now, if that is too.
+
+    A paused one has a past at most.
+    """
     now_s = time.time()
+    past = serving.samples.between(info.sandbox_id, start, end)
     if (start is not None and now_s < start) or (end is not None and now_s > end + 1):
-        return []
+        return past
     found = await metric_of(serving, info)
-    return [] if found is None else [found]
+    return past if found is None else [*past, found]
 
 
 @router.get("/sandboxes/{sandbox_id}/logs", responses=documented(404))
