@@ -22,6 +22,9 @@ log = logging.getLogger(__name__)
 RETRY_AFTER_S = 2
 #: What clients of E2B know under another word.
 ERROR_CODES: Mapping[type[AenvError], str] = {LimitReached: "sandbox_capacity_unavailable"}
+#: Of refusals that no error of ours says.
+WORDS = {400: "invalid_input", 404: "not_found", 405: "unsupported", 408: "invalid_input", 409: "conflict"}
+WORDS |= {411: "invalid_input", 413: "too_large", 503: "limit_reached"}
 #: Every route may answer these.
 EVERYWHERE = (400, 401, 413, 429, 500, 501, 503)
 MAX_MESSAGE = 2000
@@ -33,7 +36,7 @@ class ErrorReply(BaseModel):
 
     code: int = Field(description="the HTTP status", ge=400, le=599)
     message: str
-    error_code: str | None = Field(None, description="which error it is, for programs; see docs/errors.md")
+    error_code: str = Field(description="which error it is, for programs; see docs/errors.md")
 
 
 class ApiError(Exception):
@@ -83,9 +86,8 @@ def reply(
     status: int, message: str, *, error_code: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
     """The answer itself."""
-    body: dict[str, object] = {"code": status, "message": message[:MAX_MESSAGE]}
-    if error_code:
-        body["error_code"] = error_code
+    word = error_code or WORDS.get(status, "internal")
+    body: dict[str, object] = {"code": status, "message": message[:MAX_MESSAGE], "error_code": word}
     return JSONResponse(body, status_code=status, headers=dict(headers or {}))
 
 

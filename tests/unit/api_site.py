@@ -68,5 +68,5 @@ def refused(answer: httpx.Response, status: int) -> str:
     assert answer.status_code == status, (answer.status_code, answer.text)
     assert answer.headers["content-type"] == "application/json"
     body = answer.json()
-    assert body["code"] == status and set(body) <= {"code", "message", "error_code"} and body["message"]
+    assert body["code"] == status and set(body) == {"code", "message", "error_code"} and all(body.values())
     return str(body["message"])
