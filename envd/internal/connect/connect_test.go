@@ -14,7 +14,26 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 )
+
+func TestACallIsOverAtItsTimeThoughItsContextIsLate(t *testing.T) {
+	call := &Call{Context: context.Background(), Until: time.Now().Add(time.Hour)}
+	if call.Over() || (&Call{Context: context.Background()}).Over() {
+		t.Error("it is over before its time")
+	}
+	call.Until = time.Now()
+	var ended *Error
+	if !call.Over() || !errors.As(call.Ended(), &ended) || ended.Code != DeadlineExceeded {
+		t.Error(call.Over(), call.Ended())
+	}
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	call = &Call{Context: gone, Until: time.Now().Add(time.Hour)}
+	if !call.Over() || !errors.Is(call.Ended(), context.Canceled) {
+		t.Error(call.Over(), call.Ended())
+	}
+}
 
 func TestEnvelopeRoundTrip(t *testing.T) {
 	wire := AppendEnvelope(AppendEnvelope(nil, 0, []byte("one")), 0, nil)

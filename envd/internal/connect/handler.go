@@ -22,10 +22,16 @@ type Call struct {
 
 // Ended words the end of a call by its limit or by its client.
 func (c *Call) Ended() error {
-	if errors.Is(c.Err(), context.DeadlineExceeded) {
+	if c.Err() == nil || errors.Is(c.Err(), context.DeadlineExceeded) {
 		return Errorf(DeadlineExceeded, "the time limit of the call (Connect-Timeout-Ms) has passed")
 	}
 	return c.Err()
+}
+
+// Over says that the caller is gone or its time has passed. The timer of the
+// context may be later than another one of the same time.
+func (c *Call) Over() bool {
+	return c.Err() != nil || !c.Until.IsZero() && !time.Now().Before(c.Until)
 }
 
 func newCall(r *http.Request) (*Call, context.CancelFunc, error) {

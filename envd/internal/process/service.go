@@ -83,7 +83,7 @@ func follow(call *connect.Call, p *Proc, sub *subscriber, send func(any) error) 
 				return err
 			}
 		case ev := <-sub.events:
-			if ev.End != nil && call.Err() != nil {
+			if ev.End != nil && call.Over() {
 				return call.Ended() // it ended because the limit killed it
 			}
 			if err := send(EventMessage{ev}); err != nil {
