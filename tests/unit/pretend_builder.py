@@ -42,7 +42,9 @@ def main() -> int:
             tell(event="build_failed", code="step_failed", exit_code=1, message="exited with 3", fix="")
             return 1
         if words.endswith(" late"):
-            tell(event="build_failed", code="no_space", exit_code=73, message="the disk is full", fix="free some")
+            message = f"{recipe_path}:5:12: the disk is full"
+            tell(event="build_failed", code="no_space", exit_code=73, message=message, fix="free some")
+            print(f"error: {message}", file=sys.stderr)
             return 73
         tell(event="stage_finished", step=step["id"], position=1, what="?", milliseconds=1)
     return publish(recipe, Path(sys.argv[sys.argv.index("--home") + 1]))

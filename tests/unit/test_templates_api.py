@@ -115,6 +115,8 @@ async def test_a_failing_step_is_named_by_its_number(site: Site) -> None:
         assert (told["status"], told["reason"]) == ("error", {"message": "exited with 3", "step": "2"})
         told = await ended(api, await begin(api, run("late")))
         assert told["reason"] == {"message": "the disk is full (free some)", "step": "finalize"}
+        said = [line["message"] for line in told["lines"]]  # type: ignore[attr-defined]
+        assert said[-2:] == ["the disk is full (free some)", "Build failed"] and "/" not in " ".join(said)
         told = await ended(api, await begin(api, run("die")))
         assert told["status"] == "error" and "said nothing" in str(told["reason"])
         assert [row["buildStatus"] for row in (await api.http.get("/v2/templates?limit=1")).json()] == ["error"]

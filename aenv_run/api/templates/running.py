@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import shutil
 import signal
 import sys
@@ -200,6 +201,9 @@ class _Run:
         self._reason: str | None = None
         self._step: str | None = None
         self._made: dict[str, object] = {}
+        self._failed = False
+        #: Where in the recipe something is: its caller wrote none.
+        self._place = re.compile(re.escape(str(self._records.folder(self._id) / RECIPE)) + r":\d+:\d+: ")
 
     async def all(self) -> None:
         """Never raises but when it is cancelled; whatever happens, the state says it."""
@@ -287,6 +291,8 @@ class _Run:
         except ValueError:
             event = None
         if not isinstance(event, dict):  # a warning of the interpreter, or an error from before the events
+            if self._failed:
+                return  # the same again, for people
             await self._say(raw.decode(errors="replace").rstrip("\n"), "debug")
             return
         await self._told({str(key): value for key, value in event.items()})
@@ -313,18 +319,21 @@ class _Run:
             case "stage_finished":
                 await self._say(f"DONE {what} ({event.get('milliseconds')} ms)", "debug", step)
             case "stage_failed":
-                self._reason, self._step = str(event.get("message", "")), step
+                self._reason, self._step = self._place.sub("", str(event.get("message", ""))), step
                 await self._say(self._reason, "error", step)
             case "output_published":
                 self._made = {"version": int(str(event["version"])), "snapshot_id": str(event["snapshot_id"])}
                 await self._say(f"{event.get('name')}:{event.get('version')}", step=step)
             case "build_failed":
+                self._failed = True
                 if self._reason is None:
                     fix = f" ({event['fix']})" if event.get("fix") else ""
                     where = "finalize" if self._began else "base"  # no step of its own failed
-                    self._reason, self._step = f"{event.get('message')}{fix}", where
+                    self._reason, self._step = self._place.sub("", f"{event.get('message')}{fix}"), where
+                    await self._say(self._reason, "error", where)
 
     async def _say(self, message: str, level: Level = "info", step: str | None = None) -> None:
+        message = self._place.sub("", message)
         line = Line(at_s=time.time(), message=message, level=level, step=step)
         try:
             kept = await asyncio.to_thread(self._records.say, self._id, line)
