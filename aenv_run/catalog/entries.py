@@ -78,12 +78,18 @@ class Entries:
                 entries.append(entry.model_copy(update=changes))
         return entries
 
+    def fixed(self) -> list[Entry]:
+        """As ``read``, without what may change: tags, and labels of versions. When remembered, two listings."""
+        live = self._versions.by_name()
+        found = [self._fixed(name, version) for name, versions in live.items() for version in versions]
+        return [entry for entry in found if entry is not None]
+
     def is_live(self, id: SnapshotId) -> bool:
         """Whether some version is that snapshot."""
         for (name, version), entry in list(self._known.items()):
             if entry.snapshot_id == id and version in self._versions.live(name):
                 return True
-        return any(entry.snapshot_id == id for entry in self.read())
+        return any(entry.snapshot_id == id for entry in self.fixed())
 
     def _labelled(self, entry: Entry, name: Name, version: Version) -> dict[str, object]:
         own, problem = self._labels.shown(name, version)

@@ -214,6 +214,8 @@ def test_a_catalog_that_remembers_asks_for_what_may_change_alone(tmp_path: Path)
     first, before = catalog.entries(), store.operations
     assert catalog.entries() == first
     assert store.operations - before == 4 + 1, "versions, removals, tags, labels are listed; one tag is read"
+    before = store.operations
+    assert [entry.snapshot_id for entry in catalog.all.fixed()] == ids and store.operations - before == 2
     catalog.label(Name("n1"), 1, {"a": "b"})
     catalog.remove(Name("n2"))
     catalog.publish(Name("n2"), ids[0])

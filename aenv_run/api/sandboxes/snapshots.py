@@ -45,7 +45,7 @@ class Row:
 def _rows(catalog: Catalog) -> list[Row]:
     """Blocking: all that were made of sandboxes."""
     found: dict[SnapshotId, list[Entry]] = {}
-    for entry in catalog.entries():
+    for entry in catalog.all.fixed():
         if entry.snapshot_id is not None and SANDBOX_LABEL in entry.labels:
             found.setdefault(entry.snapshot_id, []).append(entry)
     return [Row(id, moment(entries[0].created_at), tuple(entries)) for id, entries in found.items()]
