@@ -14,7 +14,7 @@ from aenv_run.catalog.tags import Tags
 from aenv_run.catalog.versions import Versions
 from aenv_run.errors import CorruptData, NotFound, Unsupported
 from aenv_run.repository import Repository
-from aenv_run.types import Model, Name, SnapshotId, Tag
+from aenv_run.types import MachineSpec, Model, Name, SnapshotId, Tag
 
 #: Rows that are remembered, about 1 KB each; beyond, all are forgotten.
 MAX_KNOWN = 20_000
@@ -33,6 +33,7 @@ class Entry(Model):
     created_at: str = ""
     size_bytes: int = 0
     has_memory: bool = False
+    machine: MachineSpec | None = Field(None, description="what its machines have; null where it cannot be read")
     labels: dict[str, str] = Field(
         default_factory=dict, description="of the snapshot, and above them the version's"
     )
@@ -116,6 +117,7 @@ class Entries:
         facts = {
             "size_bytes": sum({blob.digest: blob.size_bytes for blob in snapshot.blobs()}.values()),
             "has_memory": snapshot.memory is not None,
+            "machine": snapshot.machine,
             "labels": snapshot.labels,
             "recipe_name": snapshot.provenance.recipe_name,
         }

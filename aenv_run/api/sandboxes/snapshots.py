@@ -23,7 +23,7 @@ from aenv_run.catalog.versions import UNNAMED
 from aenv_run.errors import Conflict, CorruptData, InvalidInput, NotFound
 from aenv_run.lifecycle import State
 from aenv_run.node_wire import SnapshotRequest
-from aenv_run.types import Name, SnapshotId, Tag
+from aenv_run.types import MachineSpec, Name, SnapshotId, Tag
 
 router = APIRouter(tags=["snapshots"], route_class=StrictRoute)
 
@@ -33,6 +33,7 @@ class Row:
     """One snapshot with all versions that are it."""
 
     id: SnapshotId
+    machine: MachineSpec
     created_at: datetime
     versions: tuple[Entry, ...]
 
@@ -48,12 +49,14 @@ def _rows(catalog: Catalog) -> list[Row]:
     for entry in catalog.all.fixed():
         if entry.snapshot_id is not None and SANDBOX_LABEL in entry.labels:
             found.setdefault(entry.snapshot_id, []).append(entry)
-    return [Row(id, moment(entries[0].created_at), tuple(entries)) for id, entries in found.items()]
+    return [
+        Row(id, entries[0].machine or MachineSpec(), moment(entries[0].created_at), tuple(entries))
+        for id, entries in found.items()
+    ]
 
 
-def _told(catalog: Catalog, row: Row) -> SnapshotTold:
-    """Blocking."""
-    machine = catalog.repository.snapshot(row.id).machine
+def _told(row: Row) -> SnapshotTold:
+    machine = row.machine
     return SnapshotTold(
         snapshot_id=row.id,
         names=row.names,
@@ -83,7 +86,7 @@ async def create(info: Found, serving: Serving, body: SnapshotAsked | None = Non
     except NotFound:
         raise gone(info.sandbox_id) from None
     catalog = await serving.catalog()
-    return await asyncio.to_thread(lambda: _told(catalog, _row(catalog, made.snapshot_id)))
+    return _told(await asyncio.to_thread(_row, catalog, made.snapshot_id))
 
 
 def _publication(written: str | None) -> tuple[Name, tuple[Tag, ...]]:
@@ -131,17 +134,7 @@ async def list_snapshots(
     )
     if following is not None:
         response.headers[NEXT_TOKEN] = following
-    return await asyncio.to_thread(
-        lambda: [told for row in shown if (told := _readable(catalog, row)) is not None]
-    )
-
-
-def _readable(catalog: Catalog, row: Row) -> SnapshotTold | None:
-    """Blocking: None for one that was removed meanwhile or is damaged; `aenv check` says so."""
-    try:
-        return _told(catalog, row)
-    except (NotFound, CorruptData):
-        return None
+    return list(map(_told, shown))
 
 
 def _alias(name: str) -> str:
@@ -156,12 +149,12 @@ async def get(snapshot_id: str, serving: Serving) -> SnapshotTold:
     """One, by id, name, ``name:tag`` or ``name:version``."""
     catalog = await serving.catalog()
 
-    def read() -> SnapshotTold:
+    def read() -> Row:
         text = catalog_reference(snapshot_id).text
-        return _told(catalog, _row(catalog, catalog.resolve(text).snapshot_id))
+        return _row(catalog, catalog.resolve(text).snapshot_id)
 
     try:
-        return await asyncio.to_thread(read)
+        return _told(await asyncio.to_thread(read))
     except NotFound as error:
         raise refuse(404, f"snapshot {snapshot_id[:80]!r} was not found", error_code="not_found") from error
 

@@ -14,7 +14,7 @@ from aenv_run.api.wire.model import moment
 from aenv_run.api.wire.snapshots import SANDBOX_LABEL
 from aenv_run.api.wire.templates import Template, TemplateBuild, TemplateWithBuilds
 from aenv_run.catalog import Catalog, Entry
-from aenv_run.errors import AenvError, NotFound
+from aenv_run.errors import NotFound
 from aenv_run.types import MachineSpec, Name
 
 _VERSIONS = uuid.UUID("8c1f5a52-6ad4-5c55-9f4b-0b1a0b3e6a10")
@@ -39,7 +39,7 @@ class Templates:
     def all(self) -> list[Known]:
         """By name; every name that has a version that is no snapshot of a sandbox, or a build."""
         found: dict[Name, Known] = {}
-        for entry in self.catalog.entries():
+        for entry in self.catalog.all.fixed():
             if entry.version is not None and SANDBOX_LABEL not in entry.labels:
                 found.setdefault(entry.name, Known(entry.name)).entries.append(entry)
         for build in self.records.all():
@@ -95,9 +95,8 @@ class Templates:
 
     def _machine(self, known: Known) -> MachineSpec:
         for entry in reversed(known.entries):
-            if entry.snapshot_id is not None:
-                with contextlib.suppress(AenvError):
-                    return self.catalog.repository.snapshot(entry.snapshot_id).machine
+            if entry.machine is not None:
+                return entry.machine
         if known.builds:
             return _machine_of(known.builds[0])
         return MachineSpec()
