@@ -13,8 +13,9 @@ INSTRUCTIONS = frozenset(
     | {"ONBUILD", "RUN", "SHELL", "STOPSIGNAL", "USER", "VOLUME", "WORKDIR"}
 )
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]+)\s*=\s*(.+?)\s*$")
+_SYNTAX = re.compile(r"(?:^|/)docker/dockerfile(?:-upstream)?(?:[:@]|$)")
 _DIRECTIVES = frozenset({"syntax", "escape", "check"})
-_HEREDOC = re.compile(r"""\d*<<(-?)(['"]?)([A-Za-z_][A-Za-z0-9_.-]*)\2$""")
+_HEREDOC = re.compile(r"""\d*<<(-?)(['"]?)([^<'"\s]+)\2$""")
 _WITH_HEREDOCS = frozenset({"RUN", "COPY", "ADD"})
 
 
@@ -89,6 +90,10 @@ class _Reader:
             name, value = directive[1].lower(), directive[2]
             if name not in _DIRECTIVES:
                 return
+            if name == "syntax" and not _SYNTAX.search(value):
+                raise self._error(
+                    self._at + 1, f"the syntax {value[:80]!r} is another language than a Dockerfile's"
+                )
             if name == "escape":
                 if value not in {"\\", "`"}:
                     raise self._error(self._at + 1, f"escape is \\ or `, not {value!r}")

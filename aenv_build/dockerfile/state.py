@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from aenv_build.language.expansion import Unknown
 
@@ -42,7 +42,13 @@ class State:
 
     def child(self) -> State:
         """As a stage that begins from this one finds it."""
-        return State(
-            self.root, self.tip, dict(self.env), set(self.unknown), {}, self.workdir, set(self.made), self.shell,
-            self.entrypoint, self.entrypoint_is_list, self.command, False, dict(self.labels), list(self.ports),
-        )  # fmt: skip
+        return replace(
+            self,
+            env=dict(self.env),
+            unknown=set(self.unknown),
+            arguments=dict(self.arguments),
+            made=set(self.made),
+            command_is_own=False,
+            labels=dict(self.labels),
+            ports=list(self.ports),
+        )

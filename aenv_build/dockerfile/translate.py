@@ -235,7 +235,7 @@ class _Translator:
         self._step(one, step)
 
     def _copy(self, one: Instruction) -> None:
-        flags, rest = self._flags(one, {"from", "chown", "chmod", "link"})
+        flags, rest = self._flags(one, {"chown", "chmod", "link", *(["from"] if one.keyword == "COPY" else [])})
         common: dict[str, object] = {"user": self._owner(one, flags.get("chown", "root"))}
         if mode := flags.get("chmod"):
             if not re.fullmatch(r"[0-7]{3,4}", mode):
@@ -295,7 +295,9 @@ class _Translator:
             if one.keyword == "ADD":
                 require_local(self._file, one, source)
             found = self._context.find(source)
-            if not found:
+            if not found and re.search(r"[*?\[]", source):
+                self._warn(one, f"{source} matches nothing")
+            elif not found:
                 raise self._file.error(
                     one.line,
                     f"{one.keyword}: nothing in the context is called {source}",

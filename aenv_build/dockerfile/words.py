@@ -6,25 +6,38 @@ import json
 import re
 
 from aenv_build.dockerfile.source import raw_words
-from aenv_build.language.expansion import Lookup, Part, literal, reference_at, resolve
+from aenv_build.language.expansion import MAX_DEPTH, Lookup, Part, literal, reference_at, resolve
 
+#: A shell's own parameters, such as $1 and $$: a Dockerfile has none, so they are empty.
+_SPECIAL = re.compile(r"[0-9]+|[@*#?$!-]")
 _FLAG = re.compile(r"--([a-z][a-z-]*)(?:=(.*))?$", re.DOTALL)
 
 
 def parts_of(word: str, escape: str) -> tuple[Part, ...]:
     """A word without its quotes, its variables as references. ``ValueError`` says what is wrong."""
+    return _parts(word, 0, 0, escape)[0]
+
+
+def _parts(word: str, at: int, depth: int, escape: str) -> tuple[tuple[Part, ...], int]:
+    """From there to the end, or inside of ``${NAME:-…}`` (``depth``) to its brace: quotes begin anew in it."""
+    if depth > MAX_DEPTH:
+        raise ValueError(f"${{…}} are nested deeper than {MAX_DEPTH} levels")
     parts: list[Part] = []
-    plain, quote, at = "", "", 0
+    plain, quote = "", ""
     while at < len(word):
         char = word[at]
+        if depth and not quote and char == "}":
+            break
         if quote != "'" and char == escape:
             kept = at + 1 < len(word) and quote == '"' and word[at + 1] not in f'"${escape}'
             plain += word[at : at + 2] if kept else word[at + 1 : at + 2]
             at += 2
         elif char in "'\"" and quote in ("", char):
             quote, at = "" if quote else char, at + 1
+        elif char == "$" and quote != "'" and (special := _SPECIAL.match(word, at + 1)):
+            at = special.end()
         elif char == "$" and quote != "'":
-            part, at = reference_at(word, at)
+            part, at = reference_at(word, at, depth, lambda text, at, depth: _parts(text, at, depth, escape))
             if isinstance(part, str):
                 plain += part
                 continue
@@ -36,7 +49,7 @@ def parts_of(word: str, escape: str) -> tuple[Part, ...]:
             plain, at = plain + char, at + 1
     if quote:
         raise ValueError(f"a quote is not closed: {word[:40]}")
-    return (*parts, plain) if plain else tuple(parts)
+    return ((*parts, plain) if plain else tuple(parts)), at
 
 
 def expanded(word: str, escape: str, lookup: Lookup) -> tuple[Part, ...]:

@@ -40,6 +40,8 @@ class Reference:
 
 
 Part: TypeAlias = str | Reference
+#: Reads the word of ``${NAME:-word}`` that begins there: its parts, and where its brace is.
+ReadWord: TypeAlias = Callable[[str, int, int], tuple[tuple[Part, ...], int]]
 #: The value of a variable; None if it has none.
 Lookup: TypeAlias = Callable[[str], str | None]
 
@@ -48,21 +50,21 @@ class Unknown(Exception):
     """Raised by a lookup for a variable of which it cannot say whether it is set."""
 
 
-def parse(text: str, depth: int = 0) -> tuple[Part, ...]:
+def parse(text: str) -> tuple[Part, ...]:
     """The parts; ``$$`` is one ``$``. ``ValueError`` says what is wrong with a reference."""
-    parts, end = _parse(text, 0, depth, inside=False)
+    parts, end = _parse(text, 0, 0)
     assert end == len(text)
     return parts
 
 
-def _parse(text: str, at: int, depth: int, *, inside: bool) -> tuple[tuple[Part, ...], int]:
+def _parse(text: str, at: int, depth: int) -> tuple[tuple[Part, ...], int]:
     if depth > MAX_DEPTH:
         raise ValueError(f"${{…}} are nested deeper than {MAX_DEPTH} levels")
     parts: list[Part] = []
     plain = ""
     while at < len(text):
         char = text[at]
-        if inside and char == "}":
+        if depth and char == "}":
             break
         if char != "$":
             plain, at = plain + char, at + 1
@@ -70,7 +72,7 @@ def _parse(text: str, at: int, depth: int, *, inside: bool) -> tuple[tuple[Part,
         if text[at + 1 : at + 2] == "$":
             plain, at = plain + "$", at + 2
             continue
-        reference, at = reference_at(text, at, depth)
+        reference, at = reference_at(text, at, depth, _parse)
         if isinstance(reference, str):
             plain += reference
             continue
@@ -83,7 +85,7 @@ def _parse(text: str, at: int, depth: int, *, inside: bool) -> tuple[tuple[Part,
     return tuple(parts), at
 
 
-def reference_at(text: str, at: int, depth: int = 0) -> tuple[Part, int]:
+def reference_at(text: str, at: int, depth: int, read_word: ReadWord) -> tuple[Part, int]:
     """The reference that begins with the ``$`` there, and where it ends; a ``$`` before nothing is itself."""
     if text[at + 1 : at + 2] != "{":
         found = _NAME.match(text, at + 1)
@@ -93,7 +95,7 @@ def reference_at(text: str, at: int, depth: int = 0) -> tuple[Part, int]:
         raise ValueError(f"{text[at : at + 20]!r}: write ${{NAME}}")
     operator = re.match(r":?[-+?]|", text[found.end() :])
     assert operator is not None
-    word, end = _parse(text, found.end() + len(operator[0]), depth + 1, inside=True)
+    word, end = read_word(text, found.end() + len(operator[0]), depth + 1)
     if end >= len(text):
         raise ValueError(f"{text[at : at + 20]!r}: the closing brace is missing")
     if word and not operator[0]:

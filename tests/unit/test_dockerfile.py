@@ -99,6 +99,15 @@ TABLE: Mapping[str, tuple[str, list[object]]] = {
             {"env": {"E": "1-${NO:-d}p"}, "expand": True},
         ],
     ),
+    "quotes in a default, parameters of a shell": (
+        "ARG N\nENV N=\nENV A=${N:-\"x } y\"}${N:-'z'} B=a$$b$1c$@",
+        [{"env": {"N": ""}}, {"env": {"A": "x } yz", "B": "abc"}}],
+    ),
+    "a pattern that matches nothing": (
+        "COPY a.txt yarn.lock* /srv/\nCOPY none* /x",
+        [{"copy": {"from": "a.txt", "to": "/srv/", "user": "root"}}],
+    ),
+    "a document of any name": ("COPY <<1 /x\nb\n1", [{"write": {"to": "/x", "content": "b\n", "user": "root"}}]),
     "the image's own path": ("ENV PATH=/opt/\\$x:$PATH", [{"env": {"PATH": "/opt/$$x:${PATH}"}, "expand": True}]),
     "a quoted dollar": ("ENV A='$B' C=\\$D", [{"env": {"A": "$B", "C": "$D"}}]),
     "workdir, relative too": (
@@ -203,6 +212,8 @@ def test_a_stage_on_a_stage_goes_on_where_that_ended(context: Path) -> None:
     assert [(step.id, step.needs) for step in loaded.steps] == [
         ("line-2", ()), ("line-3", None), ("line-5", ("line-3",)), ("line-7", ("line-3",)), ("line-8", None),
     ]  # fmt: skip
+    inherits = translated(context, "FROM x AS b\nARG V=1\nFROM b\nRUN echo $V\n")
+    assert steps(inherits) == [run(*SH, "echo $V", env={"V": "1"})]
     only = translated(context, text, target="left").recipe
     assert only["outputs"] == [{"tags": ["latest"], "from": "line-5"}]
 
@@ -282,6 +293,7 @@ def test_what_has_no_effect_is_said(context: Path) -> None:
 REFUSED = {
     "RUN x\n" + FROM: (1, "RUN stands before the first FROM"),
     "": (1, "there is no FROM"),
+    "# syntax=example.org/other:1\n" + FROM: (1, "is another language"),
     FROM + "RUM x": (2, "'RUM' is no instruction"),
     FROM + "RUN <<EOF\nx": (2, "the document <<EOF has no end"),
     FROM + "RUN --mount=target=/x make": (2, "a mount of the type bind"),
@@ -300,6 +312,7 @@ REFUSED = {
     FROM + "COPY --from=later a.txt /x\nFROM a AS later\nFROM 0": (2, "the stage 'later' stands later"),
     FROM + "FROM x AS b\nFROM x AS b": (3, "two stages are called 'b'"),
     FROM + "ADD https://a.example/x /x": (2, "files are not fetched by it"),
+    FROM + "ADD --from=x a.txt /x": (2, "--from is not understood"),
     FROM + "ONBUILD RUN x": (2, "ONBUILD is for images"),
     FROM + "WORKDIR $HOME/x": (2, "the value of a variable is not set"),
     FROM + "ENV A=${B": (2, "the closing brace is missing"),
