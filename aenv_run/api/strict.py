@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import get_args, get_origin
 
@@ -46,11 +47,10 @@ def _parameters(dependant: Dependant) -> dict[str, bool]:
 
 
 def _check_query(request: Request, known: dict[str, bool]) -> None:
-    names = [name for name, _ in request.query_params.multi_items()]
-    for name in names:
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
         if name not in known:
             raise InvalidInput(f"{name[:80]}: this query parameter is not known, and would be ignored")
-        if not known[name] and names.count(name) > 1:
+        if not known[name] and count > 1:
             raise InvalidInput(f"{name}: this query parameter is there more than once")
 
 
@@ -61,8 +61,7 @@ def _is_list(annotation: object) -> bool:
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
+        ((twice, _),) = Counter(name for name, _ in pairs).most_common(1)
         raise json.JSONDecodeError(f"{twice[:80]!r} is there more than once", "", 0)
     return found
 
