@@ -331,16 +331,18 @@ class Guest(Wire):
 async def _take_back(opening: asyncio.Task[tuple[httpx.Response, Process]], *, kill: bool) -> None:
     """Whoever asked gave up before he knew the process: one that was started would run on, known to nobody."""
     try:
-        async with asyncio.timeout(TAKE_BACK_S if kill else 0):
-            response, process = await asyncio.shield(opening)
+        await asyncio.wait([opening], timeout=TAKE_BACK_S if kill else 0)
+    finally:
+        opening.cancel()
+    (found,) = await asyncio.gather(opening, return_exceptions=True)
+    if isinstance(found, BaseException):
+        return  # it was not started, or the machine does not answer
+    response, process = found
+    with suppress(AenvError, httpx.HTTPError, TimeoutError):
+        async with asyncio.timeout(TAKE_BACK_S):
             await response.aclose()
             if kill:
                 await process.kill()
-    except (AenvError, httpx.HTTPError, TimeoutError):
-        pass  # it was not started, or the machine does not answer
-    finally:
-        opening.cancel()
-        await asyncio.gather(opening, return_exceptions=True)
 
 
 def _file_params(path: str, user: str | None) -> dict[str, str]:

@@ -37,6 +37,8 @@ async def _forever(server: Server, every_s: float) -> None:
             await take_samples(server)
         except AenvError as error:
             log.warning("sandboxes could not be asked what they use: %s", error)
+        except Exception:  # a fault of one round is none of the next
+            log.exception("sandboxes could not be asked what they use")
         await asyncio.sleep(every_s)
 
 
