@@ -137,17 +137,17 @@ async def test_killed_node_is_followed_by_another(tmp_path: Path) -> None:
                 one, two = map(SlotId, (await node.stdout.readline()).decode().split())
             guest = Guest(one.guest)
             assert await guest.lookup("web.example.org") == WEB
-            assert host_state(tmp_path)["namespaces"].count("aenv-r-") == 4
         finally:
             node.kill()
             await node.wait()
+        routers = host_state(tmp_path)["namespaces"].count("aenv-r-")  # two in use; it may have been making more
         # The rules hold without a node; names have to wait for the next.
         assert await guest.reaches_soon(WEB)
         assert not await guest.reaches(OTHER_WEB)
         net = made(tmp_path)
         found = await net.start({one, SlotId("00000000-0001")})
         assert found.adopted == {one}
-        assert two in found.removed and len(found.removed) == 3
+        assert two in found.removed and len(found.removed) >= routers - 1 >= 3
         assert found.lost == {SlotId("00000000-0001")}
         assert await guest.reaches_soon(WEB)  # by an answer of the killed node
         assert await guest.reaches_soon(PRIVATE_WEB)
