@@ -37,6 +37,8 @@ class Meaning:
     passing: bool = False
 
 
+#: A number alone may be a tag, a size or a time: a status says that it is one, or has its words.
+_STATUS = r"\bstatus(?: ?code)?[: ]+"
 _LOGIN = "log in with 'skopeo login {host}' or 'docker login {host}', as the user who builds"
 #: Of any source. The first that matches counts.
 _OF_THE_HOST = (
@@ -58,18 +60,18 @@ _OF_A_FILE = (
 _OF_A_REGISTRY = (
     *_OF_THE_HOST,
     Meaning(
-        r"toomanyrequests|too many requests|\b429\b",
+        rf"toomanyrequests|too many requests|{_STATUS}429\b",
         "the registry allows no more requests now (429)",
         "wait and build again; who is logged in may have more, and a mirror helps (docs/recipe.md, Registries)",
     ),
     Meaning(
-        r"unauthorized|authentication required|invalid username/password|\b401\b",
+        rf"unauthorized|authentication required|invalid username/password|{_STATUS}401\b",
         "the registry refuses without the right login (401)",
         _LOGIN,
     ),
-    Meaning(r"denied|forbidden|\b403\b", "this login may not read it (403)", _LOGIN),
+    Meaning(rf"denied|forbidden|{_STATUS}403\b", "this login may not read it (403)", _LOGIN),
     Meaning(
-        r"manifest unknown|name unknown|manifest_unknown|name_unknown|not found|\b404\b",
+        rf"manifest unknown|name unknown|manifest_unknown|name_unknown|not found|{_STATUS}404\b",
         "the registry has no such image, tag or layer (404)",
         "check the name and the tag; a private image may be hidden: " + _LOGIN,
     ),
@@ -89,8 +91,8 @@ _OF_A_REGISTRY = (
         "build again; if it stays so, the registry or a proxy on the way is broken",
     ),
     Meaning(
-        r"unexpected EOF|: EOF|connection reset|broken pipe|stream error|timeout|deadline exceeded|\b50[0234]\b"
-        r"|internal server error|unavailable|content-length|stopped after \d+ redirects",
+        r"unexpected EOF|: EOF|connection reset|broken pipe|stream error|timeout|deadline exceeded"
+        rf"|{_STATUS}50[0234]\b|bad gateway|internal server error|unavailable|content-length|stopped after \d+ redirects",
         "the transfer broke off",
         "build again; if it stays so, check the network, the proxy (HTTPS_PROXY) and the registry",
         passing=True,

@@ -208,6 +208,14 @@ async def test_layers_that_cannot_fit_are_not_fetched(layout: Layout, tmp_path: 
     [
         ("reading manifest 404 in r.example/x: unauthorized: authentication required", "(401)"),
         ("reading manifest 1 in r.example/x: manifest unknown: manifest unknown", "(404)"),
+        (
+            "fetching blob: (tuning data: total 404 @1098.429 ms, last retry 401 @0.403 ms): unexpected EOF",
+            "broke off",
+        ),
+        ("fetching blob: received unexpected HTTP status: 403", "(403)"),
+        ("invalid status code from registry 404 (Not Found)", "(404)"),
+        ("unexpected status from GET request to https://r.example/v2/404: 502 Bad Gateway", "broke off"),
+        ("Requesting bearer token: StatusCode: 429, slow down", "(429)"),
         ("toomanyrequests: You have reached your pull rate limit", "(429)"),
         ("dial tcp: lookup r.example: no such host", "cannot be reached"),
         ("writing blob: write /x: no space left on device", "disk is full"),
