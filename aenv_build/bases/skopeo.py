@@ -92,7 +92,8 @@ _OF_A_REGISTRY = (
     ),
     Meaning(
         r"unexpected EOF|: EOF|connection reset|broken pipe|stream error|timeout|deadline exceeded"
-        rf"|{_STATUS}50[0234]\b|bad gateway|internal server error|unavailable|content-length|stopped after \d+ redirects",
+        rf"|{_STATUS}50[0234]\b|bad gateway|internal server error|unavailable|content-length"
+        r"|stopped after \d+ redirects",
         "the transfer broke off",
         "build again; if it stays so, check the network, the proxy (HTTPS_PROXY) and the registry",
         passing=True,
