@@ -18,7 +18,7 @@ def small_file_system(place: Path, size_bytes: int, *, files: int | None = None)
     Skips the test where nothing can be mounted.
     """
     if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip("mounting a small file system needs root: run the tests as root")
     place.mkdir()
     options = f"mode=700,size={size_bytes}" + (f",nr_inodes={files}" if files is not None else "")
     made = subprocess.run(

@@ -323,7 +323,7 @@ def ip(*words: str) -> None:
 def slot() -> Iterator[NetworkSlot]:
     """A namespace with one end of a veth pair, the other on the host; the addresses are not set."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
-        pytest.skip("a network namespace needs root and ip(8)")
+        pytest.skip("a network namespace needs root (run the tests as root) and ip(8) (make setup brings it)")
     number = next(NUMBERS)  # the kernel frees the names of a deleted namespace's links a moment later
     name, link = f"aenv-test-{os.getpid()}-{number}", f"aet{os.getpid() % 100000}x{number}"
     ip("netns", "add", name)

@@ -221,7 +221,7 @@ def test_a_role_of_memory_is_a_plain_name(site: Site, role: str) -> None:
 def test_a_blob_that_others_can_write_is_copied(tmp_path: Path) -> None:
     """Who keeps a file of a blob can write it when it was verified; so it does not become the cache's own."""
     if os.geteuid() != 0:
-        pytest.skip("giving a file away needs root")
+        pytest.skip("giving a file away needs root: run the tests as root")
     repository = Repository(PosixStore(tmp_path / "r"))
     first, second = commit(repository, tmp_path, b"first" * 99), commit(repository, tmp_path, b"second" * 99)
     files = [tmp_path / "r" / repository.blob_key(one.disk[0].digest) for one in (first, second)]

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from aenv_run.api.sandboxes.watch import metric_of
+from aenv_run.api.sandboxes.watch import metric_if_any
 from aenv_run.api.server import Server
 from aenv_run.errors import AenvError
 
@@ -50,10 +50,8 @@ async def take_samples(server: Server) -> None:
 
     async def ask(sandbox_id: str) -> None:
         async with turns:
-            with contextlib.suppress(AenvError):
-                info = await server.node.get(sandbox_id)  # the list has no tokens
-                if (found := await metric_of(server, info)) is not None:
-                    server.samples.add(sandbox_id, found)
+            if (found := await metric_if_any(server, sandbox_id)) is not None:
+                server.samples.add(sandbox_id, found)
 
     infos = await server.node.list()
     server.samples.keep_only({info.sandbox_id for info in infos})

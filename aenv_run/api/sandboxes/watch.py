@@ -39,6 +39,14 @@ async def metric_of(server: Server, info: SandboxInfo) -> SandboxMetric | None:
         raise SandboxDead(f"the daemon of sandbox {info.sandbox_id} did not answer in {PATIENCE_S:g} s") from None
 
 
+async def metric_if_any(server: Server, sandbox_id: str) -> SandboxMetric | None:
+    """As ``metric_of``; None also for one that is gone or does not answer."""
+    try:
+        return await metric_of(server, await server.node.get(sandbox_id))  # a list of them has no tokens
+    except AenvError:
+        return None
+
+
 @router.get("/sandboxes/metrics", responses=documented())
 async def metrics_of_several(
     serving: Serving, sandbox_ids: Annotated[str, Query(max_length=8192, description="ids, with commas between")]
@@ -48,15 +56,8 @@ async def metrics_of_several(
     if len(ids) > MAX_IDS:
         raise InvalidInput(f"sandbox_ids: {len(ids)} ids, and at most {MAX_IDS} are answered at once")
     known = {info.sandbox_id: info for info in await serving.node.list()}
-
-    async def one(id: str) -> SandboxMetric | None:
-        try:
-            return await metric_of(serving, await serving.node.get(id))  # the list has no tokens
-        except AenvError:
-            return None
-
     wanted = [id for id in ids if id in known]
-    found = await asyncio.gather(*map(one, wanted))
+    found = await asyncio.gather(*(metric_if_any(serving, id) for id in wanted))
     return MetricsBySandbox(sandboxes={id: m for id, m in zip(wanted, found, strict=True) if m is not None})
 
 

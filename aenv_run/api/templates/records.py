@@ -60,6 +60,11 @@ class Build(Model):
     owner_pid: int | None = None
     owner_ticks: int | None = None
 
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, well or not."""
+        return self.status in {"ready", "error"}
+
 
 class Line(Model):
     """One line of a build's log."""
@@ -133,7 +138,7 @@ class Records:
                 shutil.rmtree(self.folder(build.build_id), ignore_errors=True)
 
     def _forget_old(self) -> None:
-        over = [build for build in self.all() if build.status in {"ready", "error"}]
+        over = [build for build in self.all() if build.is_over]
         unstarted = [b for b in self.all() if b.status == "waiting" and time.time() - b.created_at_s > 7 * 86400]
         for build in [*over[MAX_KEPT:], *unstarted]:
             shutil.rmtree(self.folder(build.build_id), ignore_errors=True)

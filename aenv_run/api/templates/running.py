@@ -122,7 +122,7 @@ class Builds:
     async def recover(self) -> None:
         """After a start: what an earlier server left unfinished is told as failed, and its process ended."""
         for build in await asyncio.to_thread(self.records.all):
-            if build.status in {"ready", "error"} or not build.started or self._is_at_work(build):
+            if build.is_over or not build.started or self._is_at_work(build):
                 continue
             if build.pid is not None and build.start_ticks is not None:
                 await _end(build.pid, build.start_ticks)
@@ -149,13 +149,13 @@ class Builds:
         for build_id in list(self._tasks):
             with contextlib.suppress(NotFound):  # it may end, and be forgotten, meanwhile
                 build = await asyncio.to_thread(self.records.read, build_id)
-                if build.template == template and build.status in {"waiting", "building"}:
+                if build.template == template and not build.is_over:
                     return build
         return None
 
     def require_ours(self, build: Build) -> None:
         """``Conflict`` for a build that another process of this home works on."""
-        begun = build.started and build.status in {"waiting", "building"}
+        begun = build.started and not build.is_over
         if begun and not self.is_running(build.build_id) and self._is_at_work(build):
             raise Conflict(
                 f"template {build.template} is built by process {build.owner_pid}",
@@ -293,9 +293,15 @@ class _Run:
         if not isinstance(event, dict):  # a warning of the interpreter, or an error from before the events
             if self._failed:
                 return  # the same again, for people
-            await self._say(raw.decode(errors="replace").rstrip("\n"), "debug")
+            await self._say(self._plain(raw.decode(errors="replace").rstrip("\n")), "debug")
             return
-        await self._told({str(key): value for key, value in event.items()})
+        await self._told(
+            {key: self._plain(value) if isinstance(value, str) else value for key, value in event.items()}
+        )
+
+    def _plain(self, text: str) -> str:
+        """Without places in the recipe."""
+        return self._place.sub("", text)
 
     async def _told(self, event: Mapping[str, object]) -> None:
         kind, id = event.get("event"), str(event.get("step", ""))
@@ -319,7 +325,7 @@ class _Run:
             case "stage_finished":
                 await self._say(f"DONE {what} ({event.get('milliseconds')} ms)", "debug", step)
             case "stage_failed":
-                self._reason, self._step = self._place.sub("", str(event.get("message", ""))), step
+                self._reason, self._step = str(event.get("message", "")), step
                 await self._say(self._reason, "error", step)
             case "output_published":
                 self._made = {"version": int(str(event["version"])), "snapshot_id": str(event["snapshot_id"])}
@@ -329,11 +335,10 @@ class _Run:
                 if self._reason is None:
                     fix = f" ({event['fix']})" if event.get("fix") else ""
                     where = "finalize" if self._began else "base"  # no step of its own failed
-                    self._reason, self._step = self._place.sub("", f"{event.get('message')}{fix}"), where
+                    self._reason, self._step = f"{event.get('message')}{fix}", where
                     await self._say(self._reason, "error", where)
 
     async def _say(self, message: str, level: Level = "info", step: str | None = None) -> None:
-        message = self._place.sub("", message)
         line = Line(at_s=time.time(), message=message, level=level, step=step)
         try:
             kept = await asyncio.to_thread(self._records.say, self._id, line)

@@ -81,6 +81,6 @@ class _Builds:
         lines = await asyncio.to_thread(self._records.lines, id, limit=_ALL)
         values = {"build": build_row(build), "lines": [_text(line) for line in lines[-MAX_LINES:]]}
         answer = self._pages.page(request, "build.html", "build_log.html", **values)
-        if build.status in ("ready", "error"):
+        if build.is_over:
             answer.headers["X-Ended"] = "1"
         return answer
